@@ -1,0 +1,45 @@
+"""Carries a preparation out on a kernel that is being created."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from ..plan.decide import Preparation
+from .capture import Captured
+
+
+def write_files(directory: Path, files: Mapping[str, str]) -> None:
+    """Writes the session's files where it can read them, whoever it runs as."""
+    for name, content in files.items():
+        path = directory / name
+        path.write_text(content)
+        path.chmod(0o644)
+
+
+def change_kernel(captured: Captured, preparation: Preparation) -> None:
+    """Sets environment, start command and shared memory. Touches memory only: it cannot fail
+    half way on a full disk or a missing folder."""
+    captured.environ.update(preparation.environment)
+    kernel_config: MutableMapping[str, Any] = captured.context.kernel_config
+    if preparation.start_command is not None:
+        service = kernel_config["internal_data"]["model_definition"]["models"][0]["service"]
+        service["start_command"] = list(preparation.start_command)
+    resource_opts = kernel_config.get("resource_opts")
+    if preparation.shared_memory_bytes and resource_opts:
+        # The agent lets this value win over the one among the docker arguments.
+        resource_opts["shmem"] = preparation.shared_memory_bytes
+
+
+def docker_arguments(preparation: Preparation) -> dict[str, Any]:
+    """What is merged into the container's configuration."""
+    if not preparation.shared_memory_bytes:
+        return {}
+    return {"HostConfig": {"ShmSize": preparation.shared_memory_bytes}}
+
+
+def append_environment(environ_file: Path, environment: Mapping[str, str]) -> None:
+    """Adds variables to a kernel whose environment file is already written."""
+    with environ_file.open("a") as file:
+        file.writelines(f"{name}={value}\n" for name, value in environment.items())

@@ -1,0 +1,247 @@
+"""Measures the sessions that have a KV cache, once per tick of the agent.
+
+Everything is found anew in the agent's kernel registry and in the kernel's own configuration
+folder, so that an agent that was restarted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import aiohttp
+import attrs
+from ai.backend.agent.stats import ContainerMeasurement, Measurement, MetricTypes
+from ai.backend.common.types import MetricKey
+from ai.backend.logging import BraceStyleAdapter
+
+from ..folder.layout import namespace_directory
+from ..folder.usage import directory_bytes
+from ..metrics.indicators import (
+    INDICATORS,
+    NAMESPACE_BYTES,
+    Indicator,
+    engine_indicators,
+    read_counters,
+)
+from ..plan.plan import PLAN_FILE
+
+log = BraceStyleAdapter(logging.getLogger(__spec__.name))
+
+#: An engine that does not answer within this is left out of the tick.
+SCRAPE_TIMEOUT_SECONDS = 3.0
+
+#: A real page has about 100 KiB; one of this size is no metrics page.
+MAX_PAGE_BYTES = 8 * 2**20
+
+#: How many engines are asked at the same time.
+MAX_CONNECTIONS = 32
+
+#: Walking a namespace of a million files takes seconds of a file server; once a minute will do.
+USAGE_INTERVAL_SECONDS = 60.0
+
+#: A tick waits no longer than this for a walk that is under way.
+USAGE_WAIT_SECONDS = 2.0
+
+
+@attrs.frozen
+class _Target:
+    """One session to be measured."""
+
+    container_id: str
+    kernel_id: str
+    metrics_url: str | None
+    namespace: Path | None
+    """The namespace's directory, as a path of this host."""
+
+
+@attrs.define
+class _Usage:
+    """The last known size of a namespace."""
+
+    size: int | None = None
+    measured_at: float = float("-inf")
+    walk: asyncio.Future[int] | None = None
+
+
+def _metrics_url(kernel: Any) -> str | None:
+    """Where the model service's engine answers, as the agent published its port."""
+    for port in kernel.service_ports or ():
+        if port.get("is_inference") and port.get("host_ports") and port["host_ports"][0]:
+            host = kernel.get("kernel_host") or "127.0.0.1"
+            return f"http://{host}:{port['host_ports'][0]}/metrics"
+    return None
+
+
+def _namespace_directory(kernel: Any, plan: Mapping[str, Any]) -> Path | None:
+    """The plan names the container's path; the kernel's mounts say where that lies on this host."""
+    name = plan["namespace"]["name"]
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        return None
+    storage = PurePosixPath(plan["storage"])
+    for mount in kernel.resource_spec.mounts:
+        target = PurePosixPath(mount.target)
+        if mount.source is not None and namespace_directory(target, name) == storage:
+            return namespace_directory(Path(mount.source), name)
+    return None
+
+
+async def _read_page(response: aiohttp.ClientResponse) -> str:
+    """The body, of bounded size: what answers is the user's container."""
+    page = bytearray()
+    async for chunk in response.content.iter_chunked(64 * 2**10):
+        page += chunk
+        if len(page) > MAX_PAGE_BYTES:
+            raise ValueError(f"the page has more than {MAX_PAGE_BYTES} bytes")
+    return page.decode()
+
+
+class Collector:
+    """Scrapes engines and sizes namespaces. Nothing it does raises into the agent's tick."""
+
+    def __init__(self, scratch_root: Path, executor: Executor) -> None:
+        self._scratch_root = scratch_root
+        self._executor = executor
+        self._http: aiohttp.ClientSession | None = None
+        self._plans: dict[str, Mapping[str, Any] | None] = {}
+        self._usages: dict[Path, _Usage] = {}
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def collect(
+        self, kernels: Mapping[Any, Any], container_ids: Sequence[str]
+    ) -> list[ContainerMeasurement]:
+        """Measures the given containers.
+
+        Args:
+            kernels: the agent's registry, kernel id → kernel object.
+            container_ids: those to be measured in this tick.
+        """
+        targets = await self._find_targets(kernels, frozenset(container_ids))
+        results = await asyncio.gather(*(self._measure(target) for target in targets))
+        values = {
+            target.container_id: result for target, result in zip(targets, results, strict=True)
+        }
+        return [
+            _container_measurement(indicator, measured)
+            for indicator in INDICATORS
+            if (
+                measured := {
+                    cid: result[indicator.key]
+                    for cid, result in values.items()
+                    if indicator.key in result
+                }
+            )
+        ]
+
+    async def _find_targets(
+        self, kernels: Mapping[Any, Any], container_ids: frozenset[str]
+    ) -> list[_Target]:
+        # The registry changes while we wait, so it is copied first.
+        wanted = [
+            (str(kernel_id), str(kernel["container_id"]), kernel)
+            for kernel_id, kernel in list(kernels.items())
+            if kernel.get("container_id") in container_ids
+        ]
+        unknown = [kernel_id for kernel_id, _, _ in wanted if kernel_id not in self._plans]
+        if unknown:
+            loop = asyncio.get_running_loop()
+            self._plans |= await loop.run_in_executor(self._executor, self._read_plans, unknown)
+        alive = {kernel_id for kernel_id, _, _ in wanted}
+        self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
+        targets = [
+            _Target(
+                container_id, kernel_id, _metrics_url(kernel), _namespace_directory(kernel, plan)
+            )
+            for kernel_id, container_id, kernel in wanted
+            if (plan := self._plans[kernel_id]) is not None
+        ]
+        self._usages = {
+            t.namespace: self._usages.get(t.namespace, _Usage()) for t in targets if t.namespace
+        }
+        return targets
+
+    def _read_plans(self, kernel_ids: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
+        return {kernel_id: self._read_plan(kernel_id) for kernel_id in kernel_ids}
+
+    def _read_plan(self, kernel_id: str) -> Mapping[str, Any] | None:
+        """The plan of a session with KV cache; None for every other session."""
+        path = self._scratch_root / kernel_id / "config" / "kvcache" / PLAN_FILE
+        try:
+            plan: Mapping[str, Any] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            log.warning("kernel {}: its {} cannot be read: {}", kernel_id, PLAN_FILE, e)
+            return None
+        return plan if plan["kv_cache"] else None
+
+    async def _measure(self, target: _Target) -> Mapping[str, float]:
+        engine, size = await asyncio.gather(self._scrape(target), self._namespace_bytes(target))
+        return engine if size is None else {**engine, NAMESPACE_BYTES.key: size}
+
+    async def _scrape(self, target: _Target) -> Mapping[str, float]:
+        if target.metrics_url is None:
+            return {}
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+                timeout=aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS),
+            )
+        try:
+            async with self._http.get(target.metrics_url) as response:
+                response.raise_for_status()
+                page = await _read_page(response)
+            loop = asyncio.get_running_loop()
+            counters = await loop.run_in_executor(self._executor, read_counters, page)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+            # Engines take minutes to load a model, so this is the ordinary state at first.
+            log.debug("kernel {}: no engine metrics: {!r}", target.kernel_id, e)
+            return {}
+        return engine_indicators(counters)
+
+    async def _namespace_bytes(self, target: _Target) -> int | None:
+        if target.namespace is None:
+            return None
+        usage = self._usages[target.namespace]
+        now = time.monotonic()
+        if usage.walk is None and now - usage.measured_at >= USAGE_INTERVAL_SECONDS:
+            loop = asyncio.get_running_loop()
+            usage.walk = loop.run_in_executor(self._executor, directory_bytes, target.namespace)
+        if usage.walk is not None:
+            done, _ = await asyncio.wait({usage.walk}, timeout=USAGE_WAIT_SECONDS)
+            # Sessions that share the namespace wait for the same walk; the first one files it.
+            if done and (walk := usage.walk) is not None:
+                usage.walk = None
+                usage.measured_at = now
+                try:
+                    usage.size = walk.result()
+                except OSError as e:
+                    usage.size = None
+                    log.warning("kernel {}: namespace not readable: {}", target.kernel_id, e)
+        return usage.size
+
+
+def _container_measurement(
+    indicator: Indicator, values: Mapping[str, float]
+) -> ContainerMeasurement:
+    capacity = Decimal(100) if indicator.unit == "percent" else None
+    return ContainerMeasurement(
+        MetricKey(indicator.key),
+        MetricTypes.GAUGE,
+        per_container={
+            cid: Measurement(Decimal(str(round(value, 3))), capacity)
+            for cid, value in values.items()
+        },
+        unit_hint=indicator.unit,
+    )

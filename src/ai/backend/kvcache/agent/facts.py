@@ -1,0 +1,115 @@
+"""Turns the agent's kernel configuration into what the planner reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ai.backend.common.types import BinarySize
+
+from ..folder.prepare import Owner
+from ..plan.session import Gpus, Image, Mount, Service, Session
+
+#: Devices that are no accelerators: the agent's own, and ours.
+_NO_ACCELERATORS = frozenset({"cpu", "mem", "kvcache"})
+
+#: What the manager fills in when nobody asked (ai.backend.manager.defs).
+_DEFAULT_SHARED_MEMORY_BYTES = 64 * 2**20
+
+
+def _mounts(items: Iterable[Mapping[str, Any]]) -> tuple[Mount, ...]:
+    return tuple(
+        Mount(
+            name=str(item["name"]),
+            host_path=Path(item["host_path"]),
+            container_path=PurePosixPath(item["kernel_path"]),
+            writable=str(item.get("mount_perm", "ro")) != "ro",
+            is_model=str(item.get("usage_mode", "general")) == "model",
+        )
+        for item in items
+    )
+
+
+def _service(kernel_config: Mapping[str, Any]) -> Service | None:
+    internal = kernel_config.get("internal_data") or {}
+    models: Sequence[Any] = (internal.get("model_definition") or {}).get("models") or ()
+    service = models[0].get("service") if models else None
+    if not service:
+        return None
+    command = service.get("start_command") or ()
+    return Service(
+        start_command=(command,) if isinstance(command, str) else tuple(command),
+        model_path=PurePosixPath(models[0].get("model_path") or "/models"),
+    )
+
+
+def _identity(environ: Mapping[str, str], variable: str) -> int | None:
+    """A uid or gid that the container's entry point switches to; a negative one means none."""
+    value = environ.get(variable, "")
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def _shared_memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
+    size = int((kernel_config.get("resource_opts") or {}).get("shmem") or 0)
+    return None if size in (0, _DEFAULT_SHARED_MEMORY_BYTES) else size
+
+
+def gpus_of(
+    allocations: Mapping[Any, Mapping[Any, Mapping[Any, Decimal]]], computers: Mapping[Any, Any]
+) -> Gpus | None:
+    """The GPUs among the devices allotted to a kernel.
+
+    Args:
+        allocations: device name → slot name → device id → amount.
+        computers: device name → the agent's computer context, which lists its devices.
+    """
+    for device_name, slots in allocations.items():
+        if str(device_name) in _NO_ACCELERATORS:
+            continue
+        memory = {d.device_id: d.memory_size for d in computers[device_name].devices}
+        sizes = [
+            # A slot named "shares" counts fractions of a device, others whole ones.
+            int(memory[device_id] * (min(amount, 1) if str(slot).endswith(".shares") else 1))
+            for slot, devices in slots.items()
+            for device_id, amount in devices.items()
+            if amount > 0 and memory.get(device_id)
+        ]
+        if sizes:
+            return Gpus(str(device_name), len(sizes), min(sizes))
+    return None
+
+
+def gpus_of_environ(environ: Mapping[str, str]) -> Gpus | None:
+    """The GPUs as the agent describes them to the kernel: ``GPU_CONFIG=0:80g,1:80g``."""
+    config = environ.get("GPU_CONFIG", "")
+    sizes = [
+        BinarySize.finite_from_str(item.partition(":")[2]) for item in config.split(",") if item
+    ]
+    if not sizes:
+        return None
+    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)))
+
+
+def session_of(
+    kernel_id: str,
+    kernel_config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    gpus: Gpus | None,
+    *,
+    is_settled: bool,
+) -> Session:
+    """One kernel as the planner sees it. ``environ`` is copied: the agent goes on changing it."""
+    image = kernel_config["image"]
+    return Session(
+        kernel_id=kernel_id,
+        mounts=_mounts(kernel_config["mounts"]),
+        environ=dict(environ),
+        image=Image(str(image["canonical"]), dict(image["labels"])),
+        gpus=gpus,
+        service=_service(kernel_config),
+        owner=Owner(_identity(environ, "LOCAL_USER_ID"), _identity(environ, "LOCAL_GROUP_ID")),
+        shared_memory_bytes=_shared_memory_bytes(kernel_config),
+        is_settled=is_settled,
+    )

@@ -1,0 +1,280 @@
+"""The compute plugin: Backend.AI's callbacks, and nothing behind them that could break a session.
+
+An exception in a callback would leave the session hanging in its creation, so each callback turns
+every fault into a session without KV cache, one log line that names the kernel, and a plan that
+says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiodocker
+from ai.backend.agent.alloc_map import AbstractAllocMap
+from ai.backend.agent.resources import AbstractComputeDevice, AbstractComputePlugin
+from ai.backend.agent.stats import (
+    ContainerMeasurement,
+    NodeMeasurement,
+    ProcessMeasurement,
+    StatContext,
+)
+from ai.backend.agent.types import Container, MountInfo
+from ai.backend.common.types import (
+    AcceleratorMetadata,
+    DeviceId,
+    DeviceModelInfo,
+    SlotName,
+    SlotTypes,
+)
+from ai.backend.logging import BraceStyleAdapter
+
+from .. import __version__
+from ..errors import PolicyError
+from ..plan.decide import Preparation, asks_for_kv_cache, prepare, without_kv_cache
+from ..plan.session import Session
+from ..policy.settings import Settings, parse_settings
+from . import capture, device
+from .apply import append_environment, change_kernel, docker_arguments, write_files
+from .collector import Collector
+from .facts import gpus_of, gpus_of_environ, session_of
+
+log = BraceStyleAdapter(logging.getLogger(__spec__.name))
+
+type DeviceAllocation = Mapping[SlotName, Mapping[DeviceId, Decimal]]
+
+#: A file server that hangs must not hang the creation of a kernel.
+PREPARE_TIMEOUT_SECONDS = 10.0
+
+#: What was decided in one callback for the later ones of the same kernel.
+_preparation: ContextVar[Preparation | None] = ContextVar("kvcache_preparation", default=None)
+
+#: The late way: the kernel's folder, for the last callback of the same kernel.
+_late_directory: ContextVar[Path | None] = ContextVar("kvcache_late_directory", default=None)
+
+
+class KVCachePlugin(AbstractComputePlugin):
+    """Called for every kernel, since its slot is of type UNIFIED."""
+
+    key = device.KEY
+    slot_types: Sequence[tuple[SlotName, SlotTypes]] = [(device.SLOT, SlotTypes.UNIFIED)]
+    exclusive_slot_types: set[str] = set()  # noqa: RUF012 (declared so by the base class)
+
+    _settings: Settings
+    _captures: bool
+    _executor: ThreadPoolExecutor
+    _collector: Collector
+
+    async def init(self, context: Any | None = None) -> None:
+        self._settings = Settings()
+        await self.update_plugin_config(self.plugin_config)
+        # Of our own: file servers that hang use up our threads, not the agent's.
+        self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache")
+        self._collector = Collector(
+            Path(self.local_config["container"]["scratch-root"]), self._executor
+        )
+        self._captures = capture.install()
+        if not self._captures:
+            log.warning(
+                "this agent's kernel creation has another shape than expected: start commands "
+                "cannot be changed, and plans will say what to add by hand"
+            )
+
+    async def cleanup(self) -> None:
+        await self._collector.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def update_plugin_config(self, plugin_config: Mapping[str, Any]) -> None:
+        try:
+            self._settings = parse_settings(plugin_config)
+        except PolicyError as e:
+            log.error("keeping the previous settings: {}", e)
+        else:
+            self.plugin_config = plugin_config
+
+    def get_metadata(self) -> AcceleratorMetadata:
+        return device.METADATA
+
+    def get_version(self) -> str:
+        return __version__
+
+    async def extra_info(self) -> Mapping[str, str]:
+        return {}
+
+    async def list_devices(self) -> Collection[AbstractComputeDevice]:
+        return device.list_devices()
+
+    async def available_slots(self) -> Mapping[SlotName, Decimal]:
+        return {device.SLOT: Decimal(1)}
+
+    async def create_alloc_map(self) -> AbstractAllocMap:
+        return device.create_alloc_map()
+
+    async def generate_docker_args(
+        self, docker: aiodocker.docker.Docker, device_alloc: DeviceAllocation
+    ) -> Mapping[str, Any]:
+        """Decides; nothing of the kernel is changed before its files are written."""
+        captured = capture.current()
+        preparation = None if captured is None else await self._prepare_captured(captured)
+        _preparation.set(preparation)
+        return docker_arguments(preparation) if preparation else {}
+
+    async def generate_mounts(
+        self, source_path: Path, device_alloc: DeviceAllocation
+    ) -> list[MountInfo]:
+        """Carries out what was decided. The agent has just made ``source_path``, empty."""
+        captured, preparation = capture.current(), _preparation.get()
+        if captured is None:
+            _late_directory.set(source_path)
+        elif preparation is not None and await self._write(source_path, preparation):
+            change_kernel(captured, preparation)
+        if captured is None or preparation is None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._executor, _remove_empty_directory, source_path
+            )
+        return []
+
+    async def generate_resource_data(self, device_alloc: DeviceAllocation) -> Mapping[str, str]:
+        """The late way, for an agent whose kernel creation could not be captured."""
+        directory = _late_directory.get()
+        if directory is None:
+            return {}
+        _late_directory.set(None)
+        kernel_id = _kernel_id_of(directory)
+        try:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
+                await loop.run_in_executor(
+                    self._executor, _prepare_late, directory, kernel_id, self._settings
+                )
+        except Exception as e:
+            log.warning("kernel {}: no KV cache: {!r}", kernel_id, e)
+        return {}
+
+    async def _prepare_captured(self, captured: capture.Captured) -> Preparation | None:
+        kernel_id = str(captured.context.kernel_id)
+        try:
+            session = session_of(
+                kernel_id,
+                captured.context.kernel_config,
+                captured.environ,
+                gpus_of(captured.resource_spec.allocations, captured.context.computers),
+                is_settled=False,
+            )
+        except Exception:
+            log.exception("kernel {}: left alone, its configuration is not understood", kernel_id)
+            return None
+        if not asks_for_kv_cache(session, self._settings):
+            return None
+        preparation = await self._prepare(session)
+        _log_outcome(preparation)
+        return preparation
+
+    async def _prepare(self, session: Session) -> Preparation:
+        try:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
+                return await loop.run_in_executor(self._executor, prepare, session, self._settings)
+        except TimeoutError:
+            return without_kv_cache(
+                session.kernel_id,
+                "the model folder or the KV folder did not answer within "
+                f"{PREPARE_TIMEOUT_SECONDS:.0f} s on this node",
+            )
+        except Exception as e:
+            log.exception("kernel {}: a fault of the plugin", session.kernel_id)
+            return without_kv_cache(session.kernel_id, f"a fault of the plugin: {e!r}")
+
+    async def _write(self, directory: Path, preparation: Preparation) -> bool:
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._executor, write_files, directory, preparation.files
+            )
+        except OSError as e:
+            log.warning(
+                "kernel {}: no KV cache: its files cannot be written: {}",
+                preparation.plan.kernel_id,
+                e,
+            )
+            return False
+        return True
+
+    async def gather_container_measures(
+        self, ctx: StatContext, container_ids: Sequence[str]
+    ) -> Sequence[ContainerMeasurement]:
+        try:
+            return await self._collector.collect(ctx.agent.kernel_registry, container_ids)
+        except Exception:
+            log.exception("sessions could not be measured in this tick")
+            return []
+
+    async def gather_node_measures(self, ctx: StatContext) -> Sequence[NodeMeasurement]:
+        return []
+
+    async def gather_process_measures(
+        self, ctx: StatContext, pid_map: Mapping[int, str]
+    ) -> Sequence[ProcessMeasurement]:
+        return []
+
+    async def get_hooks(self, distro: str, arch: str) -> Sequence[Path]:
+        return []
+
+    async def restore_from_container(
+        self, container: Container, alloc_map: AbstractAllocMap
+    ) -> None:
+        """Nothing is held in memory that a restart would lose."""
+
+    async def get_attached_devices(
+        self, device_alloc: DeviceAllocation
+    ) -> Sequence[DeviceModelInfo]:
+        return []
+
+    async def get_docker_networks(self, device_alloc: DeviceAllocation) -> list[str]:
+        return []
+
+
+def _log_outcome(preparation: Preparation) -> None:
+    plan = preparation.plan
+    if plan.no_kv_cache_because is not None:
+        log.warning("kernel {}: no KV cache: {}", plan.kernel_id, plan.no_kv_cache_because)
+    else:
+        log.info("kernel {}: KV cache in {} by {}", plan.kernel_id, plan.storage, plan.adapter)
+
+
+def _kernel_id_of(directory: Path) -> str:
+    """The agent's layout: ``<scratch>/<kernel id>/config/kvcache``."""
+    return directory.parent.parent.name
+
+
+def _remove_empty_directory(directory: Path) -> None:
+    """A session that did not ask for KV cache finds no trace of the plugin."""
+    try:
+        directory.rmdir()
+    except OSError as e:
+        log.warning("kernel {}: {} remains: {}", _kernel_id_of(directory), directory.name, e)
+
+
+def _prepare_late(directory: Path, kernel_id: str, settings: Settings) -> None:
+    """Reads the kernel's stored configuration and adds to its written environment."""
+    kernel_config = pickle.loads((directory.parent / "kconfig.dat").read_bytes())
+    session = session_of(
+        kernel_id,
+        kernel_config,
+        kernel_config["environ"],
+        gpus_of_environ(kernel_config["environ"]),
+        is_settled=True,
+    )
+    if not asks_for_kv_cache(session, settings):
+        return
+    preparation = prepare(session, settings)
+    directory.mkdir(exist_ok=True)
+    write_files(directory, preparation.files)
+    append_environment(directory.parent / "environ.txt", preparation.environment)
+    _log_outcome(preparation)

@@ -1,0 +1,1 @@
+"""How an engine is told: environment, files and arguments."""

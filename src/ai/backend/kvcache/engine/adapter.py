@@ -1,0 +1,47 @@
+"""What every engine adapter takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+import attrs
+
+
+@attrs.frozen
+class EngineRequest:
+    """What is to be told to an engine. Paths are the container's."""
+
+    storage: PurePosixPath
+    """The namespace's directory."""
+    files: PurePosixPath
+    """Where the files of the setup will lie."""
+    hash_seed: int
+    buffer_bytes: int | None
+    """GPU memory to stage transfers in; None for an engine without GPUs."""
+
+
+@attrs.frozen
+class EngineSetup:
+    """How an engine is told."""
+
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+    """File name → content."""
+    kv_transfer_config: Mapping[str, Any]
+    """vLLM's ``--kv-transfer-config``."""
+    shared_memory_bytes: int
+    """What /dev/shm has to hold; 0 when the engine does not care."""
+
+
+class EngineAdapter(Protocol):
+    """One way to run an engine with a KV folder."""
+
+    name: str
+    storage_format: str
+    """Names the form of the files in the folder; part of the namespace."""
+    chunk_tokens: int
+    hash_algorithm: str
+
+    def setup(self, request: EngineRequest) -> EngineSetup: ...

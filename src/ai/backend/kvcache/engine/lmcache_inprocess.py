@@ -1,0 +1,61 @@
+"""LMCache inside vLLM's own processes, with GPUDirect Storage (``LMCacheConnectorV1``).
+
+Its GDS backend reads back at start what lies under ``gds_path``. ``local_disk`` is never used: its
+index lives in memory, so it forgets everything at a restart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from .adapter import EngineRequest, EngineSetup
+
+#: LMCache up to 0.4.3 reads the first name, 0.4.4 and later the second, without an alias; each
+#: ignores the other in silence. In MiB.
+BUFFER_VARIABLES = ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE")
+
+CONFIG_FILE = "lmcache.yaml"
+
+
+class LMCacheInProcess:
+    """For sessions with GPUs."""
+
+    name = "lmcache-inprocess-gds"
+    storage_format = "lmcache-gds"
+    chunk_tokens = 256
+    # The default, Python's own hash, differs between vLLM's scheduler and worker processes and
+    # has 64 bits only.
+    hash_algorithm = "sha256_cbor"
+
+    def setup(self, request: EngineRequest) -> EngineSetup:
+        if request.buffer_bytes is None:
+            raise ValueError("the GDS backend needs a buffer")
+        buffer_mib = request.buffer_bytes // 2**20
+        options: dict[str, Any] = {
+            "chunk_size": self.chunk_tokens,
+            "gds_path": str(request.storage),
+            "pre_caching_hash_algorithm": self.hash_algorithm,
+            # No tier in host memory; with a size of 0 LMCache pins none for staging either.
+            "local_cpu": False,
+            "max_local_cpu_size": 0,
+        }
+        # LMCache applies environment variables over the file, so a user's variable wins there too.
+        environment = {f"LMCACHE_{name.upper()}": str(value) for name, value in options.items()}
+        environment |= dict.fromkeys(BUFFER_VARIABLES, str(buffer_mib))
+        environment["LMCACHE_CONFIG_FILE"] = str(request.files / CONFIG_FILE)
+        environment["PYTHONHASHSEED"] = str(request.hash_seed)
+        options |= {
+            variable.removeprefix("LMCACHE_").lower(): buffer_mib for variable in BUFFER_VARIABLES
+        }
+        return EngineSetup(
+            environment=environment,
+            files={CONFIG_FILE: yaml.safe_dump(options)},
+            kv_transfer_config={
+                "kv_connector": "LMCacheConnectorV1",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+            },
+            shared_memory_bytes=0,
+        )

@@ -1,0 +1,60 @@
+"""LMCache as a server of its own beside vLLM (``LMCacheMPConnector``), which vLLM starts.
+
+Runs without GPUs. Its ``fs`` adapter keeps one file per chunk in a flat directory and finds them
+again after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from .adapter import EngineRequest, EngineSetup
+
+#: Host memory between the engine and the folder, allocated when the server starts.
+L1_GIB = 1
+
+#: vLLM and the server exchange blocks through /dev/shm; Docker's 64 MiB are too few for both.
+SHARED_MEMORY_BYTES = 2 * 2**30
+
+#: How long vLLM's start waits for the server before it goes on without; its default is 300.
+MESSAGE_TIMEOUT_SECONDS = 60
+
+
+class LMCacheMultiProcess:
+    """For sessions without GPUs."""
+
+    name = "lmcache-mp-fs"
+    storage_format = "lmcache-mp-fs"
+    # vLLM's CPU backend has blocks of 128 tokens; a chunk is a multiple of them.
+    chunk_tokens = 256
+    hash_algorithm = "blake3"
+
+    def setup(self, request: EngineRequest) -> EngineSetup:
+        server_arguments = {
+            "--chunk-size": self.chunk_tokens,
+            "--l1-size-gb": L1_GIB,
+            "--l1-init-size-gb": L1_GIB,
+            "--eviction-policy": "LRU",
+            "--metrics-sample-rate": "1.0",
+            "--supported-transfer-mode": "auto",
+            "--l2-adapter": json.dumps({"type": "fs", "base_path": str(request.storage)}),
+        }
+        return EngineSetup(
+            environment={},
+            files={},
+            kv_transfer_config={
+                "kv_connector": "LMCacheMPConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {
+                    "lmcache.mp.autostart": True,
+                    "lmcache.mp.autostart.server_args": " ".join(
+                        f"{option} {shlex.quote(str(value))}"
+                        for option, value in server_arguments.items()
+                    ),
+                    "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,
+                },
+            },
+            shared_memory_bytes=SHARED_MEMORY_BYTES,
+        )

@@ -1,0 +1,225 @@
+"""Reads how vLLM is really started, with vLLM's own precedence.
+
+A later argument wins over an earlier one, the command line over the file that ``--config`` names,
+that file over vLLM's defaults (vLLM, utils/argparse_utils.py, FlexibleArgumentParser).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import attrs
+
+from ..errors import StartCommandError
+
+#: Options whose value is read, by every spelling vLLM accepts (after "_" became "-").
+_VALUE_OPTIONS: Mapping[str, str] = {
+    "--config": "config",
+    "--dtype": "dtype",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--kv-cache-dtype": "kv_cache_dtype",
+    "--max-model-len": "max_model_len",
+    "--model": "model",
+    "--pipeline-parallel-size": "pipeline_parallel",
+    "-pp": "pipeline_parallel",
+    "--tensor-parallel-size": "tensor_parallel",
+    "-tp": "tensor_parallel",
+}
+
+#: Options that change what the layers compute, and so what a cached block means.
+_VALUE_CHANGING_OPTIONS = frozenset({
+    "--hf-overrides",
+    "--load-format",
+    "--quantization",
+    "-q",
+    "--rope-scaling",
+    "--rope-theta",
+})
+
+#: Options that already say where KV cache goes; next to them nothing is added.
+_CONNECTOR_OPTIONS = frozenset({
+    "--kv-offloading-backend",
+    "--kv-offloading-size",
+    "--kv-transfer-config",
+})
+
+#: Backend.AI turns these into arguments of the model command, in this order, before
+#: VLLM_EXTRA_ARGS (ai.backend.agent.legacy_inference_env).
+_ARGUMENTS_BY_ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_QUANTIZATION": "--quantization",
+    "VLLM_TP_SIZE": "--tensor-parallel-size",
+    "VLLM_PP_SIZE": "--pipeline-parallel-size",
+}
+
+EXTRA_ARGS = "VLLM_EXTRA_ARGS"
+
+#: vLLM, utils/argparse_utils.py and engine/arg_utils.py, human_readable_int.
+_MULTIPLIERS: Mapping[str, int] = {
+    "": 1,
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+
+
+@attrs.frozen
+class VllmCommand:
+    """A start command that is certain to run vLLM."""
+
+    prefix: tuple[str, ...]
+    """``vllm serve``, or ``python -m vllm.entrypoints.openai.api_server``."""
+    arguments: tuple[str, ...]
+
+
+@attrs.frozen
+class EngineArguments:
+    """What vLLM was told, as far as the KV cache depends on it. None: not said."""
+
+    model: str | None
+    config_file: str | None
+    tensor_parallel: int | None
+    pipeline_parallel: int
+    max_model_len: int | None
+    gpu_memory_utilization: str | None
+    dtype: str
+    kv_cache_dtype: str
+    value_changes: Mapping[str, str]
+    """Arguments that change what is computed, such as rope or quantization overrides."""
+    connector: str | None
+    """The option by which the user already configured a KV connector or offloading."""
+    lora: bool
+
+
+def find_vllm(command: Sequence[str]) -> VllmCommand | None:
+    """The command split at vLLM's own arguments; None when it is not certain that vLLM runs."""
+    if len(command) >= 2 and PurePosixPath(command[0]).name == "vllm" and command[1] == "serve":
+        return VllmCommand(tuple(command[:2]), tuple(command[2:]))
+    if (
+        len(command) >= 3
+        and re.fullmatch(r"python3?(\.\d+)?", PurePosixPath(command[0]).name)
+        and tuple(command[1:3]) == ("-m", "vllm.entrypoints.openai.api_server")
+    ):
+        return VllmCommand(tuple(command[:3]), tuple(command[3:]))
+    return None
+
+
+def environment_arguments(environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The arguments that Backend.AI makes of VLLM_* variables: (single options, extra arguments).
+
+    Raises:
+        StartCommandError: VLLM_EXTRA_ARGS has unbalanced quotes.
+    """
+    options = [
+        token
+        for name, option in _ARGUMENTS_BY_ENVIRONMENT.items()
+        if environ.get(name)
+        for token in (option, environ[name])
+    ]
+    try:
+        return options, shlex.split(environ.get(EXTRA_ARGS, ""))
+    except ValueError as e:
+        raise StartCommandError(f"{EXTRA_ARGS} has unbalanced quotes: {e}") from e
+
+
+def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
+    """A vLLM config file's content as vLLM turns it into arguments; nested values stay opaque."""
+    arguments: list[str] = []
+    for key, value in config.items():
+        if value is False or value == []:
+            continue
+        arguments.append(f"--{key}")
+        if value is not True:
+            arguments.append(str(value))
+    return arguments
+
+
+def without_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments less every ``--config FILE`` and ``--config=FILE``."""
+    kept: list[str] = []
+    tokens = iter(arguments)
+    for token in tokens:
+        if token == "--config":
+            next(tokens, None)
+        elif not token.startswith("--config="):
+            kept.append(token)
+    return kept
+
+
+def _option_and_value(token: str) -> tuple[str, str | None]:
+    option, equals, value = token.partition("=")
+    return option.replace("_", "-"), value if equals else None
+
+
+def _number(option: str, value: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
+    number = float(match[1]) * _MULTIPLIERS[match[2]] if match else 0
+    if number < 1:
+        raise StartCommandError(f"{option} {value!r} is not a positive number")
+    return int(number)
+
+
+def _optional_number(option: str, value: str | None) -> int | None:
+    return None if value is None else _number(option, value)
+
+
+def _max_model_len(value: str | None) -> int | None:
+    # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
+    return None if value in (None, "auto", "-1") else _number("--max-model-len", value)
+
+
+def _utilization(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        valid = 0 < float(value) <= 1
+    except ValueError:
+        valid = False
+    if not valid:
+        raise StartCommandError(f"--gpu-memory-utilization {value!r} is not between 0 and 1")
+    return value
+
+
+def read_arguments(arguments: Sequence[str]) -> EngineArguments:
+    """Reads vLLM's arguments, those of a config file first.
+
+    Raises:
+        StartCommandError: an option lacks its value, or the value cannot be understood.
+    """
+    values: dict[str, str] = {}
+    changes: dict[str, str] = {}
+    connector: str | None = None
+    lora = False
+    if arguments and not arguments[0].startswith("-"):
+        values["model"] = arguments[0]
+    for index, token in enumerate(arguments):
+        if not token.startswith("-"):
+            continue
+        option, value = _option_and_value(token)
+        if value is None and index + 1 < len(arguments):
+            value = arguments[index + 1]
+        if name := _VALUE_OPTIONS.get(option):
+            if value is None:
+                raise StartCommandError(f"{option} lacks its value")
+            values[name] = value
+        elif (whole := option.partition(".")[0]) in _VALUE_CHANGING_OPTIONS:
+            changes[option] = value or ""
+        elif whole in _CONNECTOR_OPTIONS:
+            connector = whole
+        elif option in ("--enable-lora", "--no-enable-lora"):
+            lora = option == "--enable-lora"
+    return EngineArguments(
+        model=values.get("model"),
+        config_file=values.get("config"),
+        tensor_parallel=_optional_number("--tensor-parallel-size", values.get("tensor_parallel")),
+        pipeline_parallel=_number("--pipeline-parallel-size", values.get("pipeline_parallel", "1")),
+        max_model_len=_max_model_len(values.get("max_model_len")),
+        gpu_memory_utilization=_utilization(values.get("gpu_memory_utilization")),
+        dtype=values.get("dtype", "auto"),
+        kv_cache_dtype=values.get("kv_cache_dtype", "auto"),
+        value_changes=changes,
+        connector=connector,
+        lora=lora,
+    )

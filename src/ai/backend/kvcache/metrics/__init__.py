@@ -1,0 +1,1 @@
+"""From an engine's metrics page to what an operator watches."""

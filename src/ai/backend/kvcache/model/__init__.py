@@ -1,0 +1,1 @@
+"""What one token of context costs, and which weights computed it."""

@@ -1,0 +1,114 @@
+"""The files of a model folder that decide what its KV cache means: weights and descriptions."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import attrs
+
+from ..errors import ModelError
+from .config import read_json
+
+#: Endings of weight files, in the order in which engines prefer them.
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+#: Anything that changes what a token is or what the layers compute.
+DESCRIPTION_FILES = (
+    "config.json",
+    "params.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+)
+
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+@attrs.frozen
+class FileFacts:
+    """One file, and what shows that it was replaced or changed."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@attrs.frozen
+class ModelFiles:
+    """The files of one model folder, sorted by name."""
+
+    directory: Path
+    descriptions: tuple[FileFacts, ...]
+    weights: tuple[FileFacts, ...]
+
+
+@attrs.frozen
+class Weights:
+    """How much memory the weights of the whole model take, and how that is known."""
+
+    total_bytes: int
+    source: str
+
+
+def list_model(directory: Path) -> ModelFiles:
+    """Looks at a model folder's top level, where every engine looks.
+
+    Raises:
+        ModelError: the folder cannot be listed.
+    """
+    descriptions: list[FileFacts] = []
+    by_suffix: dict[str, list[FileFacts]] = {}
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                suffix = Path(entry.name).suffix
+                if entry.name not in DESCRIPTION_FILES and suffix not in WEIGHT_SUFFIXES:
+                    continue
+                try:
+                    status = entry.stat()
+                except OSError:
+                    # A dangling or looping link: engines cannot open it either.
+                    continue
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                facts = FileFacts(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
+                if entry.name in DESCRIPTION_FILES:
+                    descriptions.append(facts)
+                else:
+                    by_suffix.setdefault(suffix, []).append(facts)
+    except OSError as e:
+        raise ModelError(f"the model folder cannot be listed: {e.strerror}") from e
+    weights = next((by_suffix[s] for s in WEIGHT_SUFFIXES if s in by_suffix), [])
+    return ModelFiles(
+        directory,
+        tuple(sorted(descriptions, key=lambda f: f.name)),
+        tuple(sorted(weights, key=lambda f: f.name)),
+    )
+
+
+def weigh(files: ModelFiles) -> Weights:
+    """Bytes of the weights: what the index states, else the sizes of the weight files.
+
+    Raises:
+        ModelError: there is neither.
+    """
+    names = {f.name for f in files.descriptions}
+    for index in INDEX_FILES:
+        if index in names:
+            metadata = read_json(files.directory / index).get("metadata")
+            total = metadata.get("total_size") if isinstance(metadata, dict) else None
+            if isinstance(total, int) and not isinstance(total, bool) and total > 0:
+                return Weights(total, f"metadata.total_size of {index}")
+    if files.weights:
+        return Weights(
+            sum(f.size for f in files.weights), f"sizes of {len(files.weights)} weight files"
+        )
+    raise ModelError(
+        "the model folder has no weight files "
+        f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
+    )

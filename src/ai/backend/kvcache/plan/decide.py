@@ -1,0 +1,376 @@
+"""Decides what a session gets. The road from a captured session to everything it is given."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+import yaml
+
+from ..engine.adapter import EngineAdapter, EngineRequest
+from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
+from ..engine.lmcache_mp import LMCacheMultiProcess
+from ..errors import DeclinedError, FolderError, KVCacheError, StartCommandError
+from ..folder.layout import namespace_directory
+from ..folder.namespace import Namespace, namespace_of
+from ..folder.prepare import prepare_namespace
+from ..model.config import read_json
+from ..model.files import Weights, list_model, weigh
+from ..model.fingerprint import fingerprint
+from ..model.geometry import Geometry, read_geometry
+from ..policy.settings import Settings
+from .budget import MIB, Budget, GpuRequest, divide, gib
+from .plan import PLAN_FILE, Decision, Plan
+from .session import Mount, Session
+from .start import ChangedStart, EngineStart, change_start, read_start
+
+#: The user names the KV folder in this variable.
+FOLDER_VARIABLE = "BACKENDAI_KVCACHE_FOLDER"
+
+#: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
+FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
+
+VLLM_CONFIG_FILE = "vllm.yaml"
+
+#: Image labels that say which engine is inside.
+ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
+LMCACHE_VERSION_LABEL = "ai.backend.kvcache.lmcache-version"
+
+
+@attrs.frozen
+class Preparation:
+    """A plan, and what has to be done to a session to carry it out."""
+
+    plan: Plan
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+    files: Mapping[str, str] = attrs.field(factory=dict)
+    start_command: tuple[str, ...] | None = None
+    """In the place of the service's; None: left as it is."""
+    shared_memory_bytes: int = 0
+    """0: left as it is."""
+
+
+@attrs.frozen
+class _Model:
+    """A model as far as KV cache is concerned."""
+
+    geometry: Geometry
+    weights: Weights
+    fingerprint: str
+
+
+def asks_for_kv_cache(session: Session, settings: Settings) -> bool:
+    """Whether the session names a KV folder, or has one at the mount point."""
+    return FOLDER_VARIABLE in session.environ or any(
+        m.container_path == settings.mount_point for m in session.mounts
+    )
+
+
+def _find_folder(session: Session, settings: Settings) -> tuple[Mount, str]:
+    """The KV folder and why it is that one."""
+    name = session.environ.get(FOLDER_VARIABLE)
+    if name is not None:
+        found = next((m for m in session.mounts if m.name == name), None)
+        why = f"named by {FOLDER_VARIABLE}"
+        if found is None:
+            mounted = ", ".join(m.name for m in session.mounts) or "none"
+            raise FolderError(
+                f"{FOLDER_VARIABLE} = {name!r} is not among the session's mounted folders "
+                f"({mounted}); mount it too"
+            )
+    else:
+        found = next(m for m in session.mounts if m.container_path == settings.mount_point)
+        why = f"mounted at {settings.mount_point}"
+    if found.is_model:
+        raise FolderError(f"{found.name!r} is a model folder; a KV folder is a general or data one")
+    if not found.writable:
+        raise FolderError(f"{found.name!r} is mounted read-only; mount it read-write")
+    return found, why
+
+
+def _model_directory(session: Session, start: EngineStart) -> Path:
+    """The model's folder as a path of this host."""
+    if start.arguments.model is not None:
+        base = session.service.model_path if session.service else PurePosixPath("/home/work")
+        inside = base / start.arguments.model
+    elif session.service is not None:
+        inside = session.service.model_path
+    else:
+        models = [m for m in session.mounts if m.is_model]
+        if len(models) != 1:
+            raise DeclinedError(
+                "the session has no model folder"
+                if not models
+                else "the session has several model folders and no start command that names one"
+            )
+        inside = models[0].container_path
+    path = session.host_path(inside)
+    if path is None or not path.is_dir():
+        raise DeclinedError(
+            f"the model {str(inside)!r} is not in a folder mounted into the session"
+        )
+    return path
+
+
+def _read_model(directory: Path, start: EngineStart) -> _Model:
+    files = list_model(directory)
+    geometry = read_geometry(
+        read_json(directory / "config.json"),
+        dtype=start.arguments.dtype,
+        kv_cache_dtype=start.arguments.kv_cache_dtype,
+    )
+    return _Model(geometry, weigh(files), fingerprint(files))
+
+
+def _refuse_conflicts(start: EngineStart) -> None:
+    if start.arguments.connector:
+        raise DeclinedError(
+            f"{start.arguments.connector} is already given, so the user's own KV configuration "
+            "is left alone; remove it to let the plugin configure one"
+        )
+    if start.arguments.lora:
+        raise DeclinedError(
+            "--enable-lora is on, and LMCache's keys do not name the adapter, so one adapter "
+            "would be served another's cache"
+        )
+
+
+def _adapter_for(session: Session) -> EngineAdapter:
+    if session.gpus is None:
+        return LMCacheMultiProcess()
+    if session.gpus.device != "cuda":
+        raise DeclinedError(
+            f"the session has {session.gpus.device!r} accelerators; KV cache folders are known to "
+            "work with cuda GPUs and without any"
+        )
+    return LMCacheInProcess()
+
+
+def _parallel(session: Session, start: EngineStart) -> tuple[int, int, Decision]:
+    """(tensor, pipeline) parallel sizes."""
+    pipeline = start.arguments.pipeline_parallel
+    tensor, why = start.arguments.tensor_parallel, "as the start command says"
+    if tensor is None and start.command is None and session.gpus:
+        tensor = max(1, session.gpus.count // pipeline)
+        why = "assumed, one rank per GPU, since the start command does not say"
+    elif tensor is None:
+        tensor, why = 1, "vLLM's default"
+    return tensor, pipeline, Decision("tensor_parallel", tensor, why)
+
+
+def _user_buffer_bytes(environ: Mapping[str, str]) -> int | None:
+    for variable in BUFFER_VARIABLES:
+        value = environ.get(variable)
+        if value is None:
+            continue
+        if not value.isascii() or not value.isdigit() or int(value) == 0:
+            raise StartCommandError(f"{variable} = {value!r} is not a number of MiB")
+        return int(value) * MIB
+    return None
+
+
+def _divide_gpu(
+    session: Session, settings: Settings, start: EngineStart, model: _Model,
+    adapter: EngineAdapter, tensor: int, pipeline: int,
+) -> Budget | None:  # fmt: skip
+    if session.gpus is None:
+        return None
+    utilization = start.arguments.gpu_memory_utilization
+    return divide(
+        GpuRequest(
+            memory_bytes=session.gpus.memory_bytes,
+            weights_bytes=-(-model.weights.total_bytes // (tensor * pipeline)),
+            bytes_per_token=model.geometry.bytes_per_token_per_gpu(tensor, pipeline),
+            context_tokens=start.arguments.max_model_len or model.geometry.max_model_len,
+            chunk_tokens=adapter.chunk_tokens,
+            concurrent_transfers=settings.concurrent_transfers,
+            utilization=None if utilization is None else Decimal(utilization),
+            buffer_bytes=_user_buffer_bytes(session.environ),
+        )
+    )
+
+
+def _versions(session: Session) -> dict[str, str]:
+    """What wrote the blocks. An image that does not say is its own version."""
+    labels = session.image.labels
+    if ENGINE_VERSION_LABEL in labels and LMCACHE_VERSION_LABEL in labels:
+        return {
+            "engine": labels[ENGINE_VERSION_LABEL],
+            "lmcache": labels[LMCACHE_VERSION_LABEL],
+        }
+    return {"image": session.image.name}
+
+
+def _namespace(
+    session: Session, start: EngineStart, model: _Model,
+    adapter: EngineAdapter, tensor: int, pipeline: int,
+) -> Namespace:  # fmt: skip
+    geometry = model.geometry
+    return namespace_of({
+        "weights": model.fingerprint,
+        "layers": geometry.layers,
+        "kv_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "compute_dtype": geometry.compute_dtype,
+        "kv_dtype": geometry.dtype,
+        "value_changes": dict(start.arguments.value_changes),
+        "tensor_parallel": tensor,
+        "pipeline_parallel": pipeline,
+        "engine": "vllm",
+        "versions": _versions(session),
+        "storage_format": adapter.storage_format,
+        "chunk_tokens": adapter.chunk_tokens,
+        "hash_algorithm": adapter.hash_algorithm,
+    })
+
+
+def _budget_decisions(session: Session, start: EngineStart, budget: Budget) -> list[Decision]:
+    by_user = next((v for v in BUFFER_VARIABLES if v in session.environ), None)
+    pinned = start.arguments.gpu_memory_utilization is not None
+    return [
+        Decision(
+            "buffer",
+            gib(budget.buffer_bytes),
+            f"set by the user in {by_user}" if by_user else "staging for whole contexts",
+        ),
+        Decision(
+            "gpu_memory_utilization",
+            str(budget.utilization),
+            "set by the user" if pinned else "lowered by the buffer, which lies outside it",
+        ),
+    ]
+
+
+def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]:
+    """(the size to give /dev/shm, or 0 to leave it; warnings)."""
+    given = session.shared_memory_bytes
+    if needed == 0 or (given is not None and given >= needed):
+        return 0, ()
+    if given is None and not session.is_settled:
+        return needed, ()
+    return 0, (
+        f"/dev/shm is smaller than the {gib(needed)} that the engine may need; "
+        f"start the session with --resource-opts shmem={needed // MIB}m",
+    )
+
+
+def _add_by_hand(
+    session: Session, changed: ChangedStart | None, added: Sequence[str]
+) -> str | None:
+    """What the user has to run, where the plugin cannot change what is run."""
+    if changed is None:
+        return shlex.join(["vllm", "serve", "MODEL", *added])
+    return shlex.join(changed.command) if session.is_settled else None
+
+
+def _vllm_config(user: Mapping[str, Any], kv_transfer_config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump({**user, "kv-transfer-config": dict(kv_transfer_config)}, sort_keys=False)
+
+
+def _keep_user_values(
+    wanted: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[Decision]]:
+    """What of the wanted environment the user left to us. Values of users are never recorded."""
+    ours = {name: value for name, value in wanted.items() if name not in environ}
+    kept = [Decision(name, "left alone", "set by the user") for name in wanted if name in environ]
+    return ours, kept
+
+
+def _decide(session: Session, settings: Settings) -> Preparation:
+    folder, folder_why = _find_folder(session, settings)
+    start = read_start(session)
+    _refuse_conflicts(start)
+    model = _read_model(_model_directory(session, start), start)
+    adapter = _adapter_for(session)
+    tensor, pipeline, parallel_decision = _parallel(session, start)
+    budget = _divide_gpu(session, settings, start, model, adapter, tensor, pipeline)
+    namespace = _namespace(session, start, model, adapter, tensor, pipeline)
+    storage = namespace_directory(folder.container_path, namespace.name)
+    setup = adapter.setup(
+        EngineRequest(
+            storage=storage,
+            files=FILES_DIRECTORY,
+            hash_seed=namespace.hash_seed,
+            buffer_bytes=None if budget is None else budget.buffer_bytes,
+        )
+    )
+    added = ["--config", str(FILES_DIRECTORY / VLLM_CONFIG_FILE)]
+    if budget and start.arguments.gpu_memory_utilization is None:
+        added += ["--gpu-memory-utilization", str(budget.utilization)]
+    environment, kept = _keep_user_values(setup.environment, session.environ)
+    changed = change_start(session, start.command, added) if start.command else None
+    shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
+    prepare_namespace(
+        folder.host_path, namespace, session.owner,
+        {"bytes_per_token": model.geometry.bytes_per_token},
+    )  # fmt: skip
+    plan = Plan(
+        kernel_id=session.kernel_id,
+        no_kv_cache_because=None,
+        folder=folder.name,
+        storage=storage,
+        namespace=namespace,
+        adapter=adapter.name,
+        budget=budget,
+        environment=environment,
+        arguments=tuple(added),
+        add_by_hand=_add_by_hand(session, changed, added),
+        decisions=(
+            Decision("folder", folder.name, folder_why),
+            Decision(
+                "engine", adapter.name, "GPUs allotted" if session.gpus else "no GPU allotted"
+            ),
+            parallel_decision,
+            Decision("bytes_per_token", model.geometry.bytes_per_token, "from config.json"),
+            Decision("weights", gib(model.weights.total_bytes), model.weights.source),
+            *(_budget_decisions(session, start, budget) if budget else ()),
+            *kept,
+            *(
+                (Decision("shared_memory", gib(shared_memory), "needed by the engine"),)
+                if shared_memory
+                else ()
+            ),
+        ),
+        warnings=(*(budget.notes if budget else ()), *shared_memory_notes),
+    )
+    return Preparation(
+        plan=plan,
+        environment={**environment, **(changed.environment if changed else {})},
+        files={
+            **setup.files,
+            VLLM_CONFIG_FILE: _vllm_config(start.config, setup.kv_transfer_config),
+            PLAN_FILE: plan_text(plan),
+        },
+        start_command=None if changed is None or session.is_settled else changed.command,
+        shared_memory_bytes=shared_memory,
+    )
+
+
+def plan_text(plan: Plan) -> str:
+    """The content of plan.json."""
+    return json.dumps(plan.to_json(), indent=2) + "\n"
+
+
+def without_kv_cache(kernel_id: str, reason: str) -> Preparation:
+    """A session that runs as if it had not asked, and says why."""
+    plan = Plan(kernel_id=kernel_id, no_kv_cache_because=reason)
+    return Preparation(plan=plan, files={PLAN_FILE: plan_text(plan)})
+
+
+def prepare(session: Session, settings: Settings) -> Preparation:
+    """Decides for one session that asks for KV cache and makes its namespace ready.
+
+    Reads the model folder and writes to the KV folder, so it is called off the event loop.
+
+    Returns:
+        A session that cannot have KV cache gets a plan with the reason, and nothing else.
+    """
+    try:
+        return _decide(session, settings)
+    except KVCacheError as e:
+        return without_kv_cache(session.kernel_id, str(e))

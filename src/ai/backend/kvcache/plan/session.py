@@ -1,0 +1,76 @@
+"""One session as the planner sees it, whoever captured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+from ..folder.prepare import Owner
+
+
+@attrs.frozen
+class Mount:
+    """A folder that the manager mounts into the session."""
+
+    name: str
+    host_path: Path
+    container_path: PurePosixPath
+    writable: bool
+    is_model: bool
+
+
+@attrs.frozen
+class Gpus:
+    """The GPUs allotted to the session."""
+
+    device: str
+    """Backend.AI's name of their kind, such as ``cuda``."""
+    count: int
+    memory_bytes: int
+    """Of the smallest; of a fractional GPU, the session's share."""
+
+
+@attrs.frozen
+class Service:
+    """A model service: what the agent will start by itself."""
+
+    start_command: tuple[str, ...]
+    """Empty: the image's own command."""
+    model_path: PurePosixPath
+
+
+@attrs.frozen
+class Image:
+    """What is known of the engine before its container exists."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@attrs.frozen
+class Session:
+    """What a plan is made from."""
+
+    kernel_id: str
+    mounts: tuple[Mount, ...]
+    environ: Mapping[str, str]
+    image: Image
+    gpus: Gpus | None
+    service: Service | None
+    owner: Owner
+    shared_memory_bytes: int | None
+    """The size of /dev/shm that the user asked for."""
+    is_settled: bool = False
+    """Start command and container cannot be changed any more, only environment and files."""
+
+    def mount_at(self, path: PurePosixPath) -> Mount | None:
+        """The mount that a path of the container lies in, the innermost if several."""
+        candidates = [m for m in self.mounts if path.is_relative_to(m.container_path)]
+        return max(candidates, key=lambda m: len(m.container_path.parts), default=None)
+
+    def host_path(self, path: PurePosixPath) -> Path | None:
+        """This host's path of a path of the container; None when no folder holds it."""
+        mount = self.mount_at(path)
+        return None if mount is None else mount.host_path / path.relative_to(mount.container_path)

@@ -1,0 +1,116 @@
+"""How a session's engine is going to be started, and how that start is changed.
+
+A session's user may have configured vLLM in four places: the start command, VLLM_* variables,
+VLLM_EXTRA_ARGS and a config file. They are read together here, and written back with ours added.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import attrs
+import yaml
+
+from ..engine.vllm import (
+    EXTRA_ARGS,
+    EngineArguments,
+    VllmCommand,
+    arguments_of_config,
+    environment_arguments,
+    find_vllm,
+    read_arguments,
+    without_config,
+)
+from ..errors import StartCommandError
+from .session import Session
+
+#: The kernel runner puts the model's path in this token's place (ai.backend.common.config).
+_MODEL_PATH_TOKEN = "{model_path}"
+
+_MAX_CONFIG_BYTES = 2**20
+
+
+@attrs.frozen
+class EngineStart:
+    """vLLM's start as the user wrote it."""
+
+    command: VllmCommand | None
+    """None: it is not certain that the start command runs vLLM."""
+    arguments: EngineArguments
+    config: Mapping[str, Any]
+    """The content of the user's own config file."""
+
+
+@attrs.frozen
+class ChangedStart:
+    """What to put in the place of the user's."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def _read_config(session: Session, name: str) -> Mapping[str, Any]:
+    service = session.service
+    inside = (service.model_path if service else PurePosixPath("/home/work")) / name
+    path = session.host_path(inside)
+    if path is None:
+        raise StartCommandError(
+            f"--config {name} lies in no mounted folder, so it cannot be merged with the plugin's, "
+            "and vLLM takes only one; put it into a mounted folder"
+        )
+    try:
+        with path.open("rb") as file:
+            config = yaml.safe_load(file.read(_MAX_CONFIG_BYTES))
+    except OSError as e:
+        raise StartCommandError(f"--config {name} cannot be read: {e.strerror}") from e
+    except (yaml.YAMLError, RecursionError) as e:
+        raise StartCommandError(f"--config {name} is not valid YAML: {e}") from e
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise StartCommandError(f"--config {name} holds no mapping")
+    return {str(key): value for key, value in config.items()}
+
+
+def _behind_model(arguments: Sequence[str], inserted: Sequence[str]) -> list[str]:
+    """Puts a config file's arguments where vLLM does: behind the model, before everything else."""
+    cut = 1 if arguments and not arguments[0].startswith("-") else 0
+    return [*arguments[:cut], *inserted, *arguments[cut:]]
+
+
+def read_start(session: Session) -> EngineStart:
+    """Reads the engine's start from all places that have a say in it.
+
+    Raises:
+        StartCommandError: something in it cannot be understood.
+    """
+    service = session.service
+    command = find_vllm(service.start_command) if service else None
+    options, extra = environment_arguments(session.environ)
+    model_path = str(service.model_path) if service else _MODEL_PATH_TOKEN
+    own = [t.replace(_MODEL_PATH_TOKEN, model_path) for t in command.arguments] if command else []
+    written = [*own, *options, *extra]
+    arguments = read_arguments(written)
+    if arguments.config_file is None:
+        return EngineStart(command, arguments, {})
+    config = _read_config(session, arguments.config_file)
+    return EngineStart(
+        command, read_arguments(_behind_model(written, arguments_of_config(config))), config
+    )
+
+
+def change_start(session: Session, command: VllmCommand, added: Sequence[str]) -> ChangedStart:
+    """The start command with arguments added that name the plugin's config file.
+
+    The user's own config file is part of the plugin's, and vLLM takes only one, so the user's
+    ``--config`` is taken out wherever it stands.
+    """
+    _, extra = environment_arguments(session.environ)
+    kept = without_config(extra)
+    return ChangedStart(
+        command=(*command.prefix, *without_config(command.arguments), *added),
+        environment={EXTRA_ARGS: shlex.join(kept)} if kept != extra else {},
+    )

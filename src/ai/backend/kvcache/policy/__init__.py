@@ -1,0 +1,1 @@
+"""Who gets KV cache, and with which settings."""
