@@ -26,8 +26,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         raise ModelError(f"{path.name} of the model cannot be read: {e.strerror}") from e
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{path.name} of the model is not a regular file")
         if status.st_size > MAX_JSON_BYTES:
@@ -35,12 +35,14 @@ def read_json(path: Path) -> Mapping[str, Any]:
                 f"{path.name} of the model has {status.st_size} bytes; "
                 f"more than {MAX_JSON_BYTES} cannot be a model's description"
             )
-        try:
+        with os.fdopen(fd, "rb", closefd=False) as file:
             content = json.loads(file.read(MAX_JSON_BYTES))
-        except OSError as e:
-            raise ModelError(f"{path.name} of the model cannot be read: {e.strerror}") from e
-        except (ValueError, RecursionError) as e:
-            raise ModelError(f"{path.name} of the model is not valid JSON: {e}") from e
+    except OSError as e:
+        raise ModelError(f"{path.name} of the model cannot be read: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"{path.name} of the model is not valid JSON: {e}") from e
+    finally:
+        os.close(fd)
     if not isinstance(content, dict):
         raise ModelError(f"{path.name} of the model holds no JSON object")
     return content

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ai.backend.kvcache.agent import collector as collector_module
+from ai.backend.kvcache.agent.collector import Collector
+
+NAMESPACE = "808bcad421012905df918cc88de71999"
+PAGE = "vllm-0.32_lmcache-mp-0.5.6_engine.prom"
+
+
+class FakeKernel(dict[str, Any]):
+    """A kernel object of the agent's registry, as far as it is read."""
+
+    service_ports: list[dict[str, Any]]
+    resource_spec: Any
+
+
+@pytest.fixture
+async def engine(data: Path) -> AsyncIterator[int]:
+    """A real HTTP server with a captured page; the port."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=(data / "engine-pages" / PAGE).read_text())
+
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    yield site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def silent_port() -> AsyncIterator[int]:
+    """A port that accepts and never answers."""
+    server = await asyncio.start_server(lambda r, w: asyncio.sleep(60), "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@pytest.fixture
+async def collector(tmp_path: Path) -> AsyncIterator[Collector]:
+    with ThreadPoolExecutor(2) as executor:
+        collector = Collector(tmp_path / "scratches", executor)
+        yield collector
+        await collector.close()
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
+    """Makes a registry of one kernel with KV cache, and its files on disk."""
+    kv = tmp_path / "kv"
+    (kv / "ns" / NAMESPACE).mkdir(parents=True)
+    (kv / "ns" / NAMESPACE / "chunk.data").write_bytes(b"0" * 4096)
+
+    def make(port: int | None, *, kv_cache: bool | None = True) -> dict[str, FakeKernel]:
+        config = tmp_path / "scratches/k1/config/kvcache"
+        if kv_cache is not None:
+            config.mkdir(parents=True, exist_ok=True)
+            plan = {
+                "kv_cache": kv_cache,
+                "namespace": {"name": NAMESPACE},
+                "storage": f"/kvcache/ns/{NAMESPACE}",
+            }
+            (config / "plan.json").write_text(json.dumps(plan))
+        kernel = FakeKernel(container_id="c1", kernel_host="127.0.0.1")
+        kernel.service_ports = [{"is_inference": False, "host_ports": (1,)}]
+        if port is not None:
+            kernel.service_ports.append({"is_inference": True, "host_ports": (port,)})
+        kernel.resource_spec = SimpleNamespace(
+            mounts=[
+                SimpleNamespace(source=None, target=PurePosixPath("/tmp")),
+                SimpleNamespace(source=kv, target=PurePosixPath("/kvcache")),
+            ]
+        )
+        return {"k1": kernel}
+
+    return make
+
+
+async def values(collector: Collector, kernels: dict[str, Any]) -> dict[str, float]:
+    measured = await collector.collect(kernels, ["c1"])
+    return {str(m.key): float(m.per_container["c1"].value) for m in measured}
+
+
+async def test_engine_and_folder(collector: Collector, register: Any, engine: int) -> None:
+    assert await values(collector, register(engine)) == {
+        "kvcache_util": 92.835,
+        "kvcache_engine_util": 0,
+        "kvcache_pool_util": 0,
+        "kvcache_loaded_tokens": 8448,
+        "kvcache_mem": 4096,
+    }
+
+
+async def test_percentages_are_of_a_hundred(
+    collector: Collector, register: Any, engine: int
+) -> None:
+    for measurement in await collector.collect(register(engine), ["c1"]):
+        capacity = measurement.per_container["c1"].capacity
+        assert capacity == (100 if measurement.unit_hint == "percent" else None)
+
+
+async def test_interactive_session_has_its_folder_only(collector: Collector, register: Any) -> None:
+    assert await values(collector, register(None)) == {"kvcache_mem": 4096}
+
+
+@pytest.mark.parametrize("kv_cache", [None, False])
+async def test_sessions_without_are_not_measured(
+    collector: Collector, register: Any, engine: int, kv_cache: bool | None
+) -> None:
+    assert await collector.collect(register(engine, kv_cache=kv_cache), ["c1"]) == []
+
+
+async def test_other_containers_are_not_measured(
+    collector: Collector, register: Any, engine: int
+) -> None:
+    assert await collector.collect(register(engine), ["c2"]) == []
+
+
+async def test_engine_that_is_not_up(collector: Collector, register: Any) -> None:
+    assert await values(collector, register(1)) == {"kvcache_mem": 4096}
+
+
+async def test_engine_that_hangs(
+    collector: Collector, register: Any, silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.2)
+    assert await values(collector, register(silent_port)) == {"kvcache_mem": 4096}
+
+
+async def test_page_without_end(
+    collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "MAX_PAGE_BYTES", 1000)
+    assert await values(collector, register(engine)) == {"kvcache_mem": 4096}
+
+
+async def test_namespace_is_not_walked_every_tick(
+    collector: Collector, register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = register(None)
+    assert await values(collector, kernels) == {"kvcache_mem": 4096}
+    (tmp_path / "kv/ns" / NAMESPACE / "more.data").write_bytes(b"0" * 4)
+    assert await values(collector, kernels) == {"kvcache_mem": 4096}
+    monkeypatch.setattr(collector_module, "USAGE_INTERVAL_SECONDS", 0.0)
+    assert await values(collector, kernels) == {"kvcache_mem": 4100}
+
+
+async def test_namespace_that_vanished(collector: Collector, register: Any, tmp_path: Path) -> None:
+    kernels = register(None)
+    (tmp_path / "kv/ns" / NAMESPACE / "chunk.data").unlink()
+    (tmp_path / "kv/ns" / NAMESPACE).rmdir()
+    assert await collector.collect(kernels, ["c1"]) == []
+
+
+async def test_damaged_plan(collector: Collector, register: Any, tmp_path: Path) -> None:
+    kernels = register(None)
+    (tmp_path / "scratches/k1/config/kvcache/plan.json").write_text("{")
+    assert await collector.collect(kernels, ["c1"]) == []

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ai.backend.kvcache.engine.vllm import (
+    arguments_of_config,
+    environment_arguments,
+    find_vllm,
+    read_arguments,
+    without_config,
+)
+from ai.backend.kvcache.errors import StartCommandError
+
+
+class TestFindVllm:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("vllm", "serve"),
+            ("/usr/local/bin/vllm", "serve"),
+            ("python", "-m", "vllm.entrypoints.openai.api_server"),
+            ("/usr/bin/python3.12", "-m", "vllm.entrypoints.openai.api_server"),
+        ],
+    )
+    def test_certain(self, command: tuple[str, ...]) -> None:
+        found = find_vllm([*command, "/models", "-tp", "2"])
+        assert found is not None
+        assert found.prefix == command
+        assert found.arguments == ("/models", "-tp", "2")
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            (),
+            ("vllm",),
+            ("vllm", "bench"),
+            ("vllm serve /models",),
+            ("bash", "-c", "vllm serve /models"),
+            ("python", "-m", "sglang.launch_server"),
+            ("python", "serve.py"),
+            ("pythonic", "-m", "vllm.entrypoints.openai.api_server"),
+        ],
+    )
+    def test_not_certain(self, command: tuple[str, ...]) -> None:
+        assert find_vllm(command) is None
+
+
+class TestReadArguments:
+    def test_nothing_said(self) -> None:
+        arguments = read_arguments([])
+        assert arguments.model is None
+        assert arguments.tensor_parallel is None
+        assert arguments.pipeline_parallel == 1
+        assert arguments.gpu_memory_utilization is None
+        assert arguments.max_model_len is None
+        assert (arguments.dtype, arguments.kv_cache_dtype) == ("auto", "auto")
+
+    @pytest.mark.parametrize(
+        "spelling",
+        [
+            ["--tensor-parallel-size", "8"],
+            ["--tensor-parallel-size=8"],
+            ["--tensor_parallel_size", "8"],
+            ["--tensor_parallel_size=8"],
+            ["-tp", "8"],
+            ["-tp=8"],
+        ],
+    )
+    def test_spellings(self, spelling: list[str]) -> None:
+        assert read_arguments(["/models", *spelling]).tensor_parallel == 8
+
+    def test_later_wins(self) -> None:
+        assert read_arguments(["-tp", "2", "--tensor-parallel-size=4"]).tensor_parallel == 4
+
+    @pytest.mark.parametrize(
+        ("text", "tokens"),
+        [("8192", 8192), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("1M", 1_048_576)],
+    )
+    def test_lengths_for_people(self, text: str, tokens: int) -> None:
+        assert read_arguments(["--max-model-len", text]).max_model_len == tokens
+
+    @pytest.mark.parametrize("text", ["auto", "-1"])
+    def test_length_left_to_vllm(self, text: str) -> None:
+        assert read_arguments(["--max-model-len", text]).max_model_len is None
+
+    def test_model(self) -> None:
+        assert read_arguments(["/models", "--port", "8000"]).model == "/models"
+        assert read_arguments(["--model", "/models"]).model == "/models"
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["-tp"],
+            ["-tp", "many"],
+            ["-tp", "0"],
+            ["-tp", "$TP"],
+            ["--max-model-len", "-5"],
+            ["--gpu-memory-utilization", "90%"],
+            ["--gpu-memory-utilization", "1.5"],
+            ["--gpu-memory-utilization=nan"],
+        ],
+    )
+    def test_unusable_values_are_named(self, arguments: list[str]) -> None:
+        with pytest.raises(StartCommandError, match=r"^--?[a-z-]+ .*"):
+            read_arguments(arguments)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--kv-transfer-config", "$CONFIG"],
+            ["--kv-transfer-config=x"],
+            ["--kv_transfer_config.kv_connector=LMCacheConnectorV1"],
+            ["--kv-transfer-config.kv_connector", "LMCacheConnectorV1"],
+        ],
+    )
+    def test_connector(self, arguments: list[str]) -> None:
+        assert read_arguments(arguments).connector == "--kv-transfer-config"
+
+    def test_native_offloading(self) -> None:
+        assert read_arguments(["--kv-offloading-size", "8"]).connector == "--kv-offloading-size"
+
+    def test_what_changes_values(self) -> None:
+        arguments = read_arguments(["--rope-theta", "500000", "-q", "awq", "--port", "1"])
+        assert arguments.value_changes == {"--rope-theta": "500000", "-q": "awq"}
+
+    def test_lora(self) -> None:
+        assert read_arguments(["--enable-lora"]).lora
+        assert not read_arguments(["--enable-lora", "--no-enable-lora"]).lora
+
+    @given(st.lists(st.text(max_size=12) | st.sampled_from(["-tp", "--config", "--dtype", "8"])))
+    def test_anything_else_is_our_own_error(self, arguments: list[str]) -> None:
+        try:
+            read_arguments(arguments)
+        except StartCommandError as e:
+            assert str(e)
+
+
+class TestPlaces:
+    def test_environment_in_the_agents_order(self) -> None:
+        environ = {
+            "VLLM_EXTRA_ARGS": "--max-model-len 4096 --served-model-name 'my model'",
+            "VLLM_TP_SIZE": "2",
+            "VLLM_QUANTIZATION": "awq",
+            "VLLM_PP_SIZE": "",
+        }
+        assert environment_arguments(environ) == (
+            ["--quantization", "awq", "--tensor-parallel-size", "2"],
+            ["--max-model-len", "4096", "--served-model-name", "my model"],
+        )
+
+    def test_unbalanced_quotes(self) -> None:
+        with pytest.raises(StartCommandError, match="VLLM_EXTRA_ARGS has unbalanced quotes"):
+            environment_arguments({"VLLM_EXTRA_ARGS": "--served-model-name 'my model"})
+
+    def test_config_file(self) -> None:
+        config = {
+            "tensor-parallel-size": 4,
+            "enforce-eager": True,
+            "enable-lora": False,
+            "kv_transfer_config": {"kv_connector": "X"},
+        }
+        arguments = read_arguments(arguments_of_config(config))
+        assert arguments.tensor_parallel == 4
+        assert not arguments.lora
+        assert arguments.connector == "--kv-transfer-config"
+
+    def test_without_config(self) -> None:
+        assert without_config(["/m", "--config", "a.yaml", "-tp", "2", "--config=b"]) == [
+            "/m",
+            "-tp",
+            "2",
+        ]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ai.backend.kvcache.errors import FolderError
+from ai.backend.kvcache.folder.namespace import namespace_of
+from ai.backend.kvcache.folder.prepare import Owner, prepare_namespace
+
+NAMESPACE = namespace_of({"weights": "x"})
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+class TestPrepareNamespace:
+    def test_directory_and_manifests(self, tmp_path: Path) -> None:
+        directory = prepare_namespace(tmp_path, NAMESPACE, Owner(), {"bytes_per_token": 131_072})
+        assert directory == tmp_path / "ns" / NAMESPACE.name
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o2775
+        assert json.loads((tmp_path / ".kvcache/folder.json").read_text()) == {"format_version": 1}
+        manifest = json.loads((tmp_path / f".kvcache/namespaces/{NAMESPACE.name}.json").read_text())
+        assert manifest["namespace"] == NAMESPACE.name
+        assert manifest["description"] == {"weights": "x"}
+        assert manifest["bytes_per_token"] == 131_072
+
+    def test_again_keeps_what_is_there(self, tmp_path: Path) -> None:
+        directory = prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+        (directory / "chunk").write_text("kv")
+        assert prepare_namespace(tmp_path, NAMESPACE, Owner(), {}) == directory
+        assert (directory / "chunk").read_text() == "kv"
+
+    def test_nothing_temporary_remains(self, tmp_path: Path) -> None:
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+        files = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+        assert files == sorted(["folder.json", f"{NAMESPACE.name}.json"])
+
+    @as_root
+    def test_belongs_to_the_sessions_user_whatever_the_umask(self, tmp_path: Path) -> None:
+        old = os.umask(0o077)
+        try:
+            directory = prepare_namespace(tmp_path, NAMESPACE, Owner(1100, 1200), {})
+        finally:
+            os.umask(old)
+        status = directory.stat()
+        assert (status.st_uid, status.st_gid) == (1100, 1200)
+        assert stat.S_IMODE(status.st_mode) == 0o2775
+
+    @as_root
+    def test_second_user_of_the_same_group_may_write(self, tmp_path: Path) -> None:
+        prepare_namespace(tmp_path, NAMESPACE, Owner(1100, 1200), {})
+        prepare_namespace(tmp_path, NAMESPACE, Owner(1101, 1200), {})
+
+    @as_root
+    def test_stranger_may_not(self, tmp_path: Path) -> None:
+        prepare_namespace(tmp_path, NAMESPACE, Owner(1100, 1200), {})
+        with pytest.raises(FolderError, match=r"uid 1101, gid 1201"):
+            prepare_namespace(tmp_path, NAMESPACE, Owner(1101, 1201), {})
+
+    def test_folder_is_gone(self, tmp_path: Path) -> None:
+        with pytest.raises(FolderError, match="not there on this node"):
+            prepare_namespace(tmp_path / "gone", NAMESPACE, Owner(), {})
+
+    def test_newer_format_is_not_written_into(self, tmp_path: Path) -> None:
+        (tmp_path / ".kvcache").mkdir()
+        (tmp_path / ".kvcache/folder.json").write_text('{"format_version": 2}')
+        with pytest.raises(FolderError, match="format version 2, this plugin knows 1"):
+            prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+        assert not (tmp_path / "ns").exists()
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": "1"}', "null"])
+    def test_damaged_manifest(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / ".kvcache").mkdir()
+        (tmp_path / ".kvcache/folder.json").write_text(content)
+        with pytest.raises(FolderError, match=r"folder\.json .* is damaged"):
+            prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+
+    @pytest.mark.parametrize("blocked", [".kvcache", "ns"])
+    def test_a_file_in_the_way(self, tmp_path: Path, blocked: str) -> None:
+        (tmp_path / blocked).write_text("")
+        with pytest.raises(FolderError, match="cannot be prepared"):
+            prepare_namespace(tmp_path, NAMESPACE, Owner(), {})

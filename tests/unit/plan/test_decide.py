@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+import pytest
+import yaml
+
+from ai.backend.kvcache.folder.prepare import Owner
+from ai.backend.kvcache.plan.decide import Preparation, asks_for_kv_cache, prepare
+from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
+from ai.backend.kvcache.policy.settings import Settings
+
+GIB = 2**30
+SETTINGS = Settings()
+
+#: The labels of an image that says what is inside.
+LABELS = {
+    "ai.backend.kvcache.engine-version": "0.32.0",
+    "ai.backend.kvcache.lmcache-version": "0.5.6",
+}
+
+type SessionMaker = Callable[..., Session]
+
+
+def write_model(directory: Path, config: Path, *, weights_bytes: int = 0, seed: int = 0) -> None:
+    """A model folder with a real configuration; its weights are stated or tiny."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_bytes(config.read_bytes())
+    (directory / "model.safetensors").write_bytes(bytes([seed]) * 1000)
+    if weights_bytes:
+        index = {"metadata": {"total_size": weights_bytes}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.fixture
+def kv_folder(tmp_path: Path) -> Path:
+    path = tmp_path / "kv"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path, data: Path) -> Path:
+    path = tmp_path / "model"
+    write_model(path, data / "models/devstral-2-123b.config.json", weights_bytes=128 * GIB)
+    return path
+
+
+@pytest.fixture
+def make(kv_folder: Path, model: Path) -> SessionMaker:
+    """A model service on CPUs with a KV folder at the mount point, as changed by arguments."""
+
+    def make_session(**changes: Any) -> Session:
+        session = Session(
+            kernel_id="5f0c2f3e-0000-4000-8000-000000000000",
+            mounts=(
+                Mount("my-model", model, PurePosixPath("/models"), False, True),
+                Mount("my-kv", kv_folder, PurePosixPath("/kvcache"), True, False),
+            ),
+            environ={},
+            image=Image("local/stable/vllm:1", LABELS),
+            gpus=None,
+            service=Service(("vllm", "serve", "{model_path}"), PurePosixPath("/models")),
+            owner=Owner(),
+            shared_memory_bytes=None,
+        )
+        return attrs.evolve(session, **changes)
+
+    return make_session
+
+
+EIGHT_GPUS = Gpus("cuda", 8, 80 * GIB)
+
+
+def serve(*arguments: str) -> Service:
+    return Service(("vllm", "serve", "{model_path}", *arguments), PurePosixPath("/models"))
+
+
+def vllm_config(preparation: Preparation) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(preparation.files["vllm.yaml"])
+    return config
+
+
+def reason(preparation: Preparation) -> str:
+    """Why there is no KV cache; asserts that nothing but the plan is given then."""
+    assert list(preparation.files) == ["plan.json"]
+    assert preparation.environment == {}
+    assert preparation.start_command is None
+    assert preparation.shared_memory_bytes == 0
+    plan = json.loads(preparation.files["plan.json"])
+    assert plan["kv_cache"] is False
+    return str(plan["no_kv_cache_because"])
+
+
+class TestAsking:
+    def test_folder_at_the_mount_point(self, make: SessionMaker) -> None:
+        assert asks_for_kv_cache(make(), SETTINGS)
+
+    def test_folder_named(self, make: SessionMaker) -> None:
+        session = make(mounts=(), environ={"BACKENDAI_KVCACHE_FOLDER": "x"})
+        assert asks_for_kv_cache(session, SETTINGS)
+
+    def test_neither(self, make: SessionMaker) -> None:
+        session = make()
+        assert not asks_for_kv_cache(attrs.evolve(session, mounts=session.mounts[:1]), SETTINGS)
+
+    def test_other_mount_point(self, make: SessionMaker) -> None:
+        assert not asks_for_kv_cache(make(), Settings(mount_point=PurePosixPath("/kv")))
+
+
+class TestOnCpus:
+    def test_lmcache_server_on_the_namespace(self, make: SessionMaker, kv_folder: Path) -> None:
+        preparation = prepare(make(), SETTINGS)
+        plan = preparation.plan
+        assert plan.no_kv_cache_because is None
+        assert plan.namespace is not None
+        assert (kv_folder / "ns" / plan.namespace.name).is_dir()
+        transfer = vllm_config(preparation)["kv-transfer-config"]
+        assert transfer["kv_connector"] == "LMCacheMPConnector"
+        assert transfer["kv_load_failure_policy"] == "recompute"
+        server = transfer["kv_connector_extra_config"]["lmcache.mp.autostart.server_args"]
+        assert f'"base_path": "/kvcache/ns/{plan.namespace.name}"' in server
+        assert preparation.shared_memory_bytes == 2 * GIB
+
+    def test_start_command(self, make: SessionMaker) -> None:
+        preparation = prepare(make(), SETTINGS)
+        assert preparation.start_command == (
+            "vllm", "serve", "{model_path}", "--config", "/home/config/kvcache/vllm.yaml",
+        )  # fmt: skip
+        assert preparation.plan.add_by_hand is None
+
+    def test_no_json_on_the_command_line(self, make: SessionMaker) -> None:
+        command = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS).start_command
+        assert command is not None
+        assert [token for token in command if "{" in token] == ["{model_path}"]
+
+    def test_users_shared_memory_wins(self, make: SessionMaker) -> None:
+        enough = prepare(make(shared_memory_bytes=4 * GIB), SETTINGS)
+        assert enough.shared_memory_bytes == 0
+        assert enough.plan.warnings == ()
+        short = prepare(make(shared_memory_bytes=GIB), SETTINGS)
+        assert short.shared_memory_bytes == 0
+        assert "--resource-opts shmem=2048m" in short.plan.warnings[0]
+
+
+class TestOnGpus:
+    def test_reference_case(self, make: SessionMaker) -> None:
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
+        assert preparation.plan.namespace is not None
+        name = preparation.plan.namespace.name
+        environment = preparation.environment
+        assert environment["LMCACHE_GDS_PATH"] == f"/kvcache/ns/{name}"
+        assert environment["LMCACHE_CUFILE_BUFFER_SIZE"] == "24576"
+        assert environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+        assert environment["LMCACHE_CONFIG_FILE"] == "/home/config/kvcache/lmcache.yaml"
+        assert environment["LMCACHE_PRE_CACHING_HASH_ALGORITHM"] == "sha256_cbor"
+        assert environment["PYTHONHASHSEED"] == str(int(name[:8], 16))
+        assert preparation.start_command is not None
+        assert preparation.start_command[-2:] == ("--gpu-memory-utilization", "0.6")
+        assert vllm_config(preparation)["kv-transfer-config"] == {
+            "kv_connector": "LMCacheConnectorV1",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        }
+        assert preparation.shared_memory_bytes == 0
+
+    def test_lmcache_file_says_the_same(self, make: SessionMaker) -> None:
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
+        options = yaml.safe_load(preparation.files["lmcache.yaml"])
+        assert options["gds_path"] == preparation.environment["LMCACHE_GDS_PATH"]
+        assert options["cufile_buffer_size"] == options["gds_buffer_size"] == 24576
+
+    def test_users_utilization_wins(self, make: SessionMaker) -> None:
+        service = serve("-tp", "8", "--gpu-memory-utilization", "0.85")
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service), SETTINGS)
+        assert preparation.start_command is not None
+        assert preparation.start_command.count("--gpu-memory-utilization") == 1
+        # 80 - 68 - 1.5 GiB
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "10752"
+
+    @pytest.mark.parametrize(
+        "theirs, ours",
+        [
+            ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE"),
+            ("LMCACHE_GDS_BUFFER_SIZE", "LMCACHE_CUFILE_BUFFER_SIZE"),
+        ],
+    )
+    def test_users_buffer_wins_under_both_names(
+        self, make: SessionMaker, theirs: str, ours: str
+    ) -> None:
+        session = make(gpus=EIGHT_GPUS, service=serve("-tp", "8"), environ={theirs: "8192"})
+        preparation = prepare(session, SETTINGS)
+        assert theirs not in preparation.environment
+        assert preparation.environment[ours] == "8192"
+        assert preparation.start_command is not None
+        # 0.9 - 8 / 80
+        assert preparation.start_command[-1] == "0.8"
+        assert "set by the user" in preparation.files["plan.json"]
+
+    def test_users_buffer_is_nonsense(self, make: SessionMaker) -> None:
+        session = make(gpus=EIGHT_GPUS, environ={"LMCACHE_GDS_BUFFER_SIZE": "8g"})
+        assert "LMCACHE_GDS_BUFFER_SIZE = '8g'" in reason(prepare(session, SETTINGS))
+
+    def test_users_other_values_win_and_are_not_recorded(self, make: SessionMaker) -> None:
+        session = make(
+            gpus=EIGHT_GPUS,
+            service=serve("-tp", "8"),
+            environ={"PYTHONHASHSEED": "4711", "LMCACHE_GDS_PATH": "/secret/path"},
+        )
+        preparation = prepare(session, SETTINGS)
+        assert "PYTHONHASHSEED" not in preparation.environment
+        assert "LMCACHE_GDS_PATH" not in preparation.environment
+        assert "/secret/path" not in preparation.files["plan.json"]
+
+    def test_interactive_session_is_told_what_to_add(self, make: SessionMaker) -> None:
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=None), SETTINGS)
+        assert preparation.start_command is None
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+        assert preparation.plan.add_by_hand == (
+            "vllm serve MODEL --config /home/config/kvcache/vllm.yaml --gpu-memory-utilization 0.6"
+        )
+
+    def test_parallel_size_from_the_environment(self, make: SessionMaker) -> None:
+        session = make(gpus=EIGHT_GPUS, environ={"VLLM_TP_SIZE": "8"})
+        assert prepare(session, SETTINGS).environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+
+    def test_extra_arguments_win_over_the_start_command(self, make: SessionMaker) -> None:
+        session = make(
+            gpus=EIGHT_GPUS,
+            service=serve("-tp", "8", "--max-model-len", "262144"),
+            environ={"VLLM_EXTRA_ARGS": "--max-model-len 131072"},
+        )
+        # 2 x 5.5 GiB x 1.05 = 11.55, in whole GiB
+        assert prepare(session, SETTINGS).environment["LMCACHE_GDS_BUFFER_SIZE"] == "12288"
+
+    def test_vllms_default_is_one_gpu(self, make: SessionMaker) -> None:
+        # 128 GiB of weights on one GPU of 80 GiB.
+        assert "would have 0 GiB per GPU" in reason(prepare(make(gpus=EIGHT_GPUS), SETTINGS))
+
+    def test_other_accelerators(self, make: SessionMaker) -> None:
+        session = make(gpus=Gpus("rocm", 8, 80 * GIB))
+        assert "'rocm' accelerators" in reason(prepare(session, SETTINGS))
+
+    def test_concurrent_transfers(self, make: SessionMaker) -> None:
+        session = make(gpus=EIGHT_GPUS, service=serve("-tp", "8"))
+        preparation = prepare(session, Settings(concurrent_transfers=1))
+        # 11 GiB x 1.05 = 11.55, in whole GiB
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "12288"
+
+
+class TestUsersConfigFile:
+    @pytest.fixture(autouse=True)
+    def config(self, model: Path) -> None:
+        content = {"tensor-parallel-size": 8, "max-model-len": 131072, "enforce-eager": True}
+        (model / "vllm.yaml").write_text(yaml.safe_dump(content))
+
+    @pytest.mark.parametrize(
+        "spelling", [["--config", "vllm.yaml"], ["--config=/models/vllm.yaml"]]
+    )
+    def test_merged_into_ours(self, make: SessionMaker, spelling: list[str]) -> None:
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve(*spelling)), SETTINGS)
+        config = vllm_config(preparation)
+        assert config["enforce-eager"] is True
+        assert config["kv-transfer-config"]["kv_connector"] == "LMCacheConnectorV1"
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "12288"
+        assert preparation.start_command == (
+            "vllm", "serve", "{model_path}", "--config", "/home/config/kvcache/vllm.yaml",
+            "--gpu-memory-utilization", "0.75",
+        )  # fmt: skip
+
+    def test_command_line_wins_over_the_file(self, make: SessionMaker) -> None:
+        service = serve("--config", "vllm.yaml", "--max-model-len", "262144")
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service), SETTINGS)
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+
+    def test_named_in_extra_arguments(self, make: SessionMaker) -> None:
+        environ = {"VLLM_EXTRA_ARGS": "--config vllm.yaml --served-model-name 'my model'"}
+        preparation = prepare(make(gpus=EIGHT_GPUS, environ=environ), SETTINGS)
+        assert preparation.environment["VLLM_EXTRA_ARGS"] == "--served-model-name 'my model'"
+        assert preparation.start_command is not None
+        assert preparation.start_command.count("--config") == 1
+
+    def test_connector_in_it(self, make: SessionMaker, model: Path) -> None:
+        (model / "vllm.yaml").write_text("kv-transfer-config: {kv_connector: Mine}")
+        session = make(service=serve("--config", "vllm.yaml"))
+        assert "--kv-transfer-config is already given" in reason(prepare(session, SETTINGS))
+
+    @pytest.mark.parametrize("content", ["a: [", "- 1", "\x00", "a: " + "[" * 50_000])
+    def test_unusable(self, make: SessionMaker, model: Path, content: str) -> None:
+        (model / "vllm.yaml").write_text(content)
+        session = make(service=serve("--config", "vllm.yaml"))
+        assert "--config vllm.yaml" in reason(prepare(session, SETTINGS))
+
+    def test_not_there(self, make: SessionMaker) -> None:
+        session = make(service=serve("--config", "/models/none.yaml"))
+        assert "cannot be read: No such file" in reason(prepare(session, SETTINGS))
+
+    def test_not_in_a_mounted_folder(self, make: SessionMaker) -> None:
+        session = make(service=serve("--config", "/etc/vllm.yaml"))
+        assert "lies in no mounted folder" in reason(prepare(session, SETTINGS))
+
+
+class TestFolder:
+    def test_found_by_name(self, make: SessionMaker, kv_folder: Path, model: Path) -> None:
+        session = make(
+            mounts=(
+                Mount("my-model", model, PurePosixPath("/models"), False, True),
+                Mount("my-kv", kv_folder, PurePosixPath("/home/work/my-kv"), True, False),
+            ),
+            environ={"BACKENDAI_KVCACHE_FOLDER": "my-kv"},
+        )
+        plan = prepare(session, SETTINGS).plan
+        assert plan.folder == "my-kv"
+        assert str(plan.storage).startswith("/home/work/my-kv/ns/")
+
+    def test_name_that_is_not_mounted(self, make: SessionMaker) -> None:
+        session = make(environ={"BACKENDAI_KVCACHE_FOLDER": "other"})
+        message = reason(prepare(session, SETTINGS))
+        assert "'other'" in message
+        assert "(my-model, my-kv)" in message
+
+    def test_model_folder(self, make: SessionMaker) -> None:
+        session = make(environ={"BACKENDAI_KVCACHE_FOLDER": "my-model"})
+        assert "'my-model' is a model folder" in reason(prepare(session, SETTINGS))
+
+    def test_read_only(self, make: SessionMaker, kv_folder: Path) -> None:
+        session = make()
+        kv = attrs.evolve(session.mounts[1], writable=False)
+        session = attrs.evolve(session, mounts=(session.mounts[0], kv))
+        assert "mounted read-only" in reason(prepare(session, SETTINGS))
+        assert list(kv_folder.iterdir()) == []
+
+
+class TestFaults:
+    """Whatever is wrong, the session gets a plan with the reason, and nothing else."""
+
+    def test_no_config(self, make: SessionMaker, model: Path) -> None:
+        (model / "config.json").unlink()
+        assert "config.json of the model cannot be read" in reason(prepare(make(), SETTINGS))
+
+    def test_broken_config(self, make: SessionMaker, model: Path) -> None:
+        (model / "config.json").write_text("{")
+        assert "not valid JSON" in reason(prepare(make(), SETTINGS))
+
+    def test_unknown_model_type(self, make: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/deepseek-v3.config.json")
+        assert "'deepseek_v3'" in reason(prepare(make(), SETTINGS))
+
+    def test_no_model_folder(self, make: SessionMaker) -> None:
+        session = make(service=None)
+        session = attrs.evolve(session, mounts=session.mounts[1:])
+        assert reason(prepare(session, SETTINGS)) == "the session has no model folder"
+
+    def test_model_from_a_hub(self, make: SessionMaker) -> None:
+        service = Service(("vllm", "serve", "org/model"), PurePosixPath("/models"))
+        assert "'/models/org/model' is not in" in reason(prepare(make(service=service), SETTINGS))
+
+    def test_connector_of_the_users_own(self, make: SessionMaker) -> None:
+        session = make(service=serve("--kv-transfer-config.kv_connector", "Mine"))
+        assert "left alone" in reason(prepare(session, SETTINGS))
+
+    def test_lora(self, make: SessionMaker) -> None:
+        assert "--enable-lora" in reason(prepare(make(service=serve("--enable-lora")), SETTINGS))
+
+    def test_unbalanced_quotes(self, make: SessionMaker) -> None:
+        session = make(environ={"VLLM_EXTRA_ARGS": "--served-model-name 'x"})
+        assert "unbalanced quotes" in reason(prepare(session, SETTINGS))
+
+
+class TestUncertainCommand:
+    @pytest.mark.parametrize(
+        "command",
+        [("bash", "-c", "vllm serve /models"), ("vllm serve /models",), ("./run.sh",), ()],
+    )
+    def test_is_left_alone(self, make: SessionMaker, command: tuple[str, ...]) -> None:
+        preparation = prepare(make(service=Service(command, PurePosixPath("/models"))), SETTINGS)
+        assert preparation.start_command is None
+        assert preparation.plan.add_by_hand == (
+            "vllm serve MODEL --config /home/config/kvcache/vllm.yaml"
+        )
+
+    def test_settled_session(self, make: SessionMaker) -> None:
+        preparation = prepare(make(is_settled=True), SETTINGS)
+        assert preparation.start_command is None
+        assert preparation.shared_memory_bytes == 0
+        assert preparation.plan.add_by_hand == (
+            "vllm serve '{model_path}' --config /home/config/kvcache/vllm.yaml"
+        )
+        assert "shmem=2048m" in preparation.plan.warnings[0]
+
+
+class TestNamespace:
+    """Two sessions share a namespace exactly if they may share blocks."""
+
+    @pytest.fixture
+    def name(self, make: SessionMaker) -> Callable[..., str]:
+        def namespace_name(**changes: Any) -> str:
+            namespace = prepare(make(**changes), SETTINGS).plan.namespace
+            assert namespace is not None
+            return namespace.name
+
+        return namespace_name
+
+    @pytest.mark.parametrize(
+        "service",
+        [
+            serve("--served-model-name", "x"),
+            serve("--max-model-len", "4096"),
+            serve("-tp", "1"),
+            serve("--dtype", "bfloat16"),
+        ],
+    )
+    def test_what_does_not_matter(self, name: Callable[..., str], service: Service) -> None:
+        assert name(service=service) == name()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            pytest.param({"service": serve("--dtype", "float32")}, id="compute type"),
+            pytest.param({"service": serve("--kv-cache-dtype", "fp8")}, id="cache type"),
+            pytest.param({"service": serve("-tp", "2")}, id="tensor parallel"),
+            pytest.param({"service": serve("-pp", "2")}, id="pipeline parallel"),
+            pytest.param({"service": serve("--rope-theta", "1")}, id="rope"),
+            pytest.param({"service": serve("--quantization", "fp8")}, id="quantization"),
+            pytest.param({"image": Image("local/stable/vllm:1", {})}, id="unlabelled image"),
+            pytest.param(
+                {"image": Image("x", {**LABELS, "ai.backend.kvcache.engine-version": "0.33.0"})},
+                id="engine version",
+            ),
+        ],
+    )
+    def test_what_matters(self, name: Callable[..., str], changes: dict[str, Any]) -> None:
+        assert name(**changes) != name()
+
+    def test_weights_matter(self, name: Callable[..., str], model: Path) -> None:
+        before = name()
+        (model / "model.safetensors").write_bytes(b"\1" * 1000)
+        assert name() != before
+
+    def test_path_does_not_matter(
+        self, name: Callable[..., str], make: SessionMaker, tmp_path: Path, data: Path
+    ) -> None:
+        copy = tmp_path / "copy"
+        write_model(copy, data / "models/devstral-2-123b.config.json", weights_bytes=128 * GIB)
+        session = make()
+        moved = Mount("copy", copy, PurePosixPath("/elsewhere"), False, True)
+        assert name() == name(
+            mounts=(moved, session.mounts[1]),
+            service=Service(("vllm", "serve", "{model_path}"), PurePosixPath("/elsewhere")),
+        )
+
+    def test_unlabelled_images_do_not_share(self, name: Callable[..., str]) -> None:
+        assert name(image=Image("a", {})) != name(image=Image("b", {}))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from ai.backend.kvcache.errors import PolicyError
+from ai.backend.kvcache.policy.settings import Settings, parse_settings
+
+
+class TestParseSettings:
+    def test_defaults(self) -> None:
+        assert parse_settings({}) == Settings(PurePosixPath("/kvcache"), 2)
+
+    def test_strings_as_etcd_holds_them(self) -> None:
+        settings = parse_settings({"mount-point": "/mnt/kv", "concurrent-transfers": "4"})
+        assert settings == Settings(PurePosixPath("/mnt/kv"), 4)
+
+    def test_keys_of_others_are_ignored(self) -> None:
+        assert parse_settings({"unrelated": "1"}) == Settings()
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("mount-point", "kvcache"),
+            ("mount-point", "/"),
+            ("mount-point", "/a/../b"),
+            ("mount-point", ""),
+            ("concurrent-transfers", "0"),
+            ("concurrent-transfers", "65"),
+            ("concurrent-transfers", "two"),
+            ("concurrent-transfers", {"nested": "1"}),
+        ],
+    )
+    def test_error_names_key_and_value(self, key: str, value: object) -> None:
+        with pytest.raises(PolicyError) as caught:
+            parse_settings({key: value})
+        assert f"{key} = {value!r}" in str(caught.value)
