@@ -1,7 +1,7 @@
 """Kernels as the agent hands them to the plugin.
 
-The agent's ``mount_krunner`` is replaced here by one that only runs the plugin's callbacks: the real
-one needs Docker and a container. tests/cluster runs the real one.
+The agent's ``mount_krunner`` is replaced here by one that only runs the plugin's callbacks: the
+real one needs Docker and a container. tests/cluster runs the real one.
 """
 
 from __future__ import annotations

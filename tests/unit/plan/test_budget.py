@@ -57,7 +57,7 @@ class TestShrinking:
 
     def test_not_even_one_context(self) -> None:
         # 72 - 60 - 3 = 9 < 11
-        with pytest.raises(DeclinedError, match="pool would have 9 GiB .* takes 11 GiB"):
+        with pytest.raises(DeclinedError, match=r"pool would have 9 GiB .* takes 11 GiB"):
             divide(attrs.evolve(REFERENCE, weights_bytes=60 * GIB))
 
     def test_one_context_but_no_buffer(self) -> None:
@@ -85,7 +85,7 @@ class TestPinnedUtilization:
 
     def test_nothing_beside(self) -> None:
         # 80 - 78.4 - 1.5 = 0.1 GiB
-        with pytest.raises(DeclinedError, match="leaves 0.1 GiB per GPU .* Lower it to 0.6"):
+        with pytest.raises(DeclinedError, match=r"leaves 0\.1 GiB per GPU .* Lower it to 0\.6"):
             divide(attrs.evolve(REFERENCE, utilization=Decimal("0.98")))
 
 

@@ -183,7 +183,7 @@ class TestOnGpus:
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "10752"
 
     @pytest.mark.parametrize(
-        "theirs, ours",
+        ("theirs", "ours"),
         [
             ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE"),
             ("LMCACHE_GDS_BUFFER_SIZE", "LMCACHE_CUFILE_BUFFER_SIZE"),
