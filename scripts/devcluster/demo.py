@@ -1,0 +1,260 @@
+"""What the quick start shows, on a cluster that is up. Run by `scripts/quickstart`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ai.backend.kvcache.folder.usage import directory_bytes
+
+from . import settings
+from .client import Client, connect, model_definition, wait_until
+from .console import SetupError, elapsed_seconds, step
+from .paths import digest_of
+from .tinytext import long_prompt
+
+KV_FOLDER = "quickstart-kv"
+MODEL_NAME = "quickstart"
+
+PROMPT_TOKENS = 3000
+ANSWER_TOKENS = 32
+
+#: float32, because in 16 bits answers differ by the shape of a batch alone.
+START_COMMAND = [
+    "vllm", "serve", "{model_path}", "--served-model-name", MODEL_NAME,
+    "--dtype", "float32", "--max-model-len", "8192", "--enforce-eager",
+]  # fmt: skip
+
+RESOURCES = {"cpu": 2, "mem": "8g"}
+
+#: The manager starts replicas in loops of up to a minute; vLLM itself takes about half of one.
+SERVICE_TIMEOUT_SECONDS = 420.0
+
+
+@attrs.frozen
+class Answer:
+    """What one request gave."""
+
+    text: str
+    prompt_tokens: int
+    first_token_seconds: float
+
+
+@attrs.frozen
+class Result:
+    """The table. Field names are the keys of ``--json``."""
+
+    prompt_tokens: int
+    loaded_tokens: int
+    ttft_cold_seconds: float
+    ttft_warm_seconds: float
+    answers_equal: bool
+    folder_bytes: int
+    namespace: str
+    live_stat: Mapping[str, str]
+    elapsed_seconds: float
+
+
+def ask(url: str, prompt: str) -> Answer:
+    """Asks a service for a greedy completion and times its first token."""
+    body = {
+        "model": MODEL_NAME,
+        "prompt": prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    text, prompt_tokens, first = "", 0, None
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=300) as response:
+        for line in response:
+            event = line.removeprefix(b"data:").strip()
+            if not event or event == b"[DONE]":
+                continue
+            if first is None:
+                first = time.monotonic() - began
+            chunk = json.loads(event)
+            text += "".join(choice["text"] for choice in chunk["choices"])
+            prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", prompt_tokens)
+    if first is None:
+        raise SetupError(f"{url} answered without a single token")
+    return Answer(text, prompt_tokens, first)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return int(response.status) == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def wait_for_service(client: Client, service: str) -> tuple[str, str]:
+    """Waits until the service's public URL answers. Returns (url, session id)."""
+
+    def ready() -> tuple[str, str] | None:
+        url, session = client.service_url(service), client.service_session(service)
+        return (url, session) if url and session and _answers(url) else None
+
+    return wait_until(
+        f"Model service {service}", ready, SERVICE_TIMEOUT_SECONDS, every=2
+    )
+
+
+def restart(client: Client, service: str, session: str) -> tuple[str, str]:
+    """Empties the engine: its container goes, and a new one takes its place."""
+    client.scale_service(service, 0)
+
+    def gone() -> bool | None:
+        return client.session(session)["status"] in ("TERMINATED", "CANCELLED") or None
+
+    wait_until("The end of the first container", gone, SERVICE_TIMEOUT_SECONDS, every=2)
+    client.scale_service(service, 1)
+    return wait_for_service(client, service)
+
+
+def plan_of(client: Client, session: str) -> Mapping[str, Any]:
+    """The plan as it lies in the session's configuration folder."""
+    kernel = client.session(session)["containers"][0]["id"]
+    path = settings.DATA / "scratches" / kernel / "config" / "kvcache" / "plan.json"
+    plan: Mapping[str, Any] = json.loads(path.read_bytes())
+    if not plan["kv_cache"]:
+        raise SetupError(f"The session has no KV cache: {plan['no_kv_cache_because']}")
+    return plan
+
+
+def wait_for_stores(folder: Path) -> None:
+    """LMCache writes behind; the cache is complete once the folder has stopped growing."""
+
+    sizes: list[int] = []
+
+    def settled() -> bool | None:
+        sizes.append(directory_bytes(folder))
+        return (len(sizes) > 2 and sizes[-1] > 0 and len(set(sizes[-3:])) == 1) or None
+
+    wait_until("The KV folder", settled, 120, every=1)
+
+
+def wait_for_hits(client: Client, session: str) -> dict[str, str]:
+    """The session's metrics as the manager reports them, once they show the warm request."""
+
+    def reported() -> dict[str, str] | None:
+        statistics = client.live_stat(session)
+        return statistics if float(statistics.get("kvcache_loaded_tokens", 0)) > 0 else None
+
+    return wait_until("The manager's metrics", reported, 120, every=2)
+
+
+def ensure_model(client: Client, name: str, model: Path, definition: str) -> None:
+    client.ensure_folder(name, "model")
+    present = {item["name"] for item in client.api.VFolder(name).list_files()["items"]}
+    if "model-definition.yaml" in present:
+        return
+    (model / "model-definition.yaml").write_text(definition)
+    client.upload(name, model)
+
+
+def ensure_service(client: Client, name: str, image: str) -> str:
+    """The service of this version of the quick start; those of others make room for it."""
+    for service in client.services():
+        if service["name"].startswith("quickstart-") and service["name"] != name:
+            client.delete_service(service["endpoint_id"])
+    service = client.ensure_service(
+        name,
+        image=f"local/{image}",
+        model_id_or_name=name,
+        model_mount_destination="/models",
+        model_definition_path="model-definition.yaml",
+        extra_mounts=[KV_FOLDER],
+        extra_mount_map={KV_FOLDER: "/kvcache"},
+        resources=RESOURCES,
+        resource_opts={},
+        runtime_variant="custom",
+    )
+    client.scale_service(service, 1)
+    return service
+
+
+def show(client: Client, image: str, model: Path, elapsed_before: float) -> Result:
+    definition = model_definition(START_COMMAND)
+    name = f"quickstart-{digest_of(image, definition, json.dumps(RESOURCES))[:8]}"
+    with step("Model folder and KV folder"):
+        ensure_model(client, name, model, definition)
+        folder = client.ensure_folder(KV_FOLDER)
+    with step("Model service (one to three minutes)"):
+        service = ensure_service(client, name, image)
+        url, session = wait_for_service(client, service)
+        namespace = str(plan_of(client, session)["namespace"]["name"])
+    # A prompt never seen before, so that the first request is cold in every run.
+    prompt = long_prompt(PROMPT_TOKENS, seed=time.time_ns())
+    with step(f"First request, cold: {PROMPT_TOKENS} tokens to {url}"):
+        cold = ask(url, prompt)
+        wait_for_stores(folder / "ns" / namespace)
+    with step("Restarting the service in a new container (one to three minutes)"):
+        url, session = restart(client, service, session)
+    with step("Second request, warm"):
+        warm = ask(url, prompt)
+    with step("Metrics as the manager reports them"):
+        statistics = wait_for_hits(client, session)
+    return Result(
+        prompt_tokens=warm.prompt_tokens,
+        loaded_tokens=round(float(statistics["kvcache_loaded_tokens"])),
+        ttft_cold_seconds=round(cold.first_token_seconds, 3),
+        ttft_warm_seconds=round(warm.first_token_seconds, 3),
+        answers_equal=cold.text == warm.text,
+        folder_bytes=directory_bytes(folder),
+        namespace=namespace,
+        live_stat={k: v for k, v in sorted(statistics.items()) if k.startswith("kvcache")},
+        elapsed_seconds=round(elapsed_before + elapsed_seconds(), 1),
+    )
+
+
+def table(result: Result) -> str:
+    rows = [
+        ("prompt tokens", f"{result.prompt_tokens:,}"),
+        (
+            "tokens loaded from the folder",
+            f"{result.loaded_tokens:,} ({result.loaded_tokens / result.prompt_tokens:.0%})",
+        ),
+        ("first token, cold", f"{result.ttft_cold_seconds:.2f} s"),
+        ("first token, warm", f"{result.ttft_warm_seconds:.2f} s"),
+        ("same answer", "yes" if result.answers_equal else "NO"),
+        ("bytes in the folder", f"{result.folder_bytes:,}"),
+        ("namespace", result.namespace),
+        *((f"live_stat {name}", value) for name, value in result.live_stat.items()),
+        ("elapsed", f"{result.elapsed_seconds:.0f} s"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def main() -> int:
+    image, model, elapsed_before, *result_file = sys.argv[1:]
+    try:
+        with connect() as client:
+            result = show(client, image, Path(model), float(elapsed_before))
+    except SetupError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    if result_file:
+        Path(result_file[0]).write_text(json.dumps(attrs.asdict(result), indent=2) + "\n")
+    print(f"\n{table(result)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

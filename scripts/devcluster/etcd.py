@@ -1,0 +1,36 @@
+"""Backend.AI's shared settings, in etcd."""
+
+from __future__ import annotations
+
+from .command import run
+from .settings import HOST, PORTS, values
+
+_PREFIX = "/sorna/local"
+
+
+def write() -> None:
+    """Writes all keys that the daemons need. The same values may be written any number of times."""
+    for key, value in _keys().items():
+        run(
+            ["etcdctl", f"--endpoints={HOST}:{PORTS['etcd']}", "put", f"{_PREFIX}/{key}", value],
+            env={"ETCDCTL_API": "3"},
+        )
+
+
+def _keys() -> dict[str, str]:
+    return {
+        "config/redis/addr": f"{HOST}:{PORTS['redis']}",
+        "config/redis/redis_helper_config/socket_timeout": "5.0",
+        "config/redis/redis_helper_config/socket_connect_timeout": "2.0",
+        "config/redis/redis_helper_config/reconnect_poll_timeout": "0.3",
+        "config/api/allow-graphql-schema-introspection": "yes",
+        "config/plugins/accelerator/mock/allocation_mode": "discrete",
+        "volumes/_types/user": "",
+        "volumes/_types/group": "",
+        "volumes/default_host": "local:volume1",
+        "volumes/exposed_volume_info": "percentage",
+        "volumes/proxies/local/client_api": f"http://{HOST}:{PORTS['storage_client']}",
+        "volumes/proxies/local/manager_api": f"http://{HOST}:{PORTS['storage_manager']}",
+        "volumes/proxies/local/secret": values()["storage_secret"],
+        "volumes/proxies/local/ssl_verify": "false",
+    }

@@ -1,0 +1,116 @@
+"""A real Backend.AI, which `./scripts/test cluster` brings up before these tests run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from devcluster import command, settings
+from devcluster.client import Client, connect
+
+GIB = 2**30
+
+
+@attrs.frozen
+class RunningSession:
+    """A session of the cluster, seen from its container and from the agent's disk."""
+
+    id: str
+    kernel_id: str
+    container_id: str
+
+    @property
+    def config_dir(self) -> Path:
+        return settings.DATA / "scratches" / self.kernel_id / "config"
+
+    def run(self, *argv: str) -> str:
+        """What a program prints inside the container."""
+        return command.run(["docker", "exec", self.container_id, *argv])
+
+    def read(self, path: str) -> str:
+        return self.run("cat", path)
+
+    def plan(self) -> dict[str, Any]:
+        """The plan as the session itself sees it."""
+        plan: dict[str, Any] = json.loads(self.read("/home/config/kvcache/plan.json"))
+        return plan
+
+    def environ(self) -> dict[str, str]:
+        """The environment that was prepared for the session's programs."""
+        lines = self.read("/home/config/environ.txt").splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def process_environ(self) -> dict[str, str]:
+        """The environment of the container's first process."""
+        variables = self.read("/proc/1/environ").split("\0")
+        return dict(v.split("=", 1) for v in variables if "=" in v)
+
+    def inspect(self) -> dict[str, Any]:
+        facts: list[dict[str, Any]] = json.loads(
+            command.run(["docker", "inspect", self.container_id])
+        )
+        return facts[0]
+
+
+type SessionStarter = Callable[..., RunningSession]
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    with connect() as client:
+        yield client
+
+
+@pytest.fixture
+def kv_folder(client: Client) -> Iterator[tuple[str, Path]]:
+    """A new, empty KV folder: (name, path on this machine)."""
+    name = f"kv-{uuid.uuid4().hex[:8]}"
+    yield name, client.ensure_folder(name)
+    client.api.VFolder(name).delete()
+
+
+@pytest.fixture(scope="session")
+def model_folder(client: Client) -> tuple[str, Path]:
+    """Devstral 2 123B without its weights: the configuration, and an index that states 16 GiB for
+    each of eight GPUs."""
+    name = "devstral-model"
+    path = client.ensure_folder(name, "model")
+    data = Path(__file__).parents[1] / "data" / "models"
+    shutil.copy(data / "devstral-2-123b.config.json", path / "config.json")
+    index = {"metadata": {"total_size": 128 * GIB}, "weight_map": {}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return name, path
+
+
+@pytest.fixture
+def start(client: Client) -> Iterator[SessionStarter]:
+    """Starts interactive sessions, and ends them after the test."""
+    started: list[str] = []
+
+    def start_session(
+        mounts: Mapping[str, str | None], *, wait: bool = True, **options: Any
+    ) -> RunningSession:
+        session_id = client.start_session(
+            f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, wait=False, **options
+        )
+        started.append(session_id)
+        return running(client, session_id)
+
+    yield start_session
+    for session_id in started:
+        client.stop_session(session_id)
+
+
+def running(client: Client, session_id: str) -> RunningSession:
+    kernel = client.wait_for_container(session_id)
+    return RunningSession(session_id, kernel["id"], kernel["container_id"])

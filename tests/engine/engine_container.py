@@ -1,0 +1,150 @@
+"""A real engine in a container: vLLM with LMCache, as the image has them, without Backend.AI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+#: Where Backend.AI mounts every model. That all models share a path is half of what is tested here.
+MODEL_PATH = PurePosixPath("/models")
+FOLDER_PATH = PurePosixPath("/kvcache")
+
+_CONFIG_PATH = PurePosixPath("/config/engine.yaml")
+_SERVED_NAME = "tiny"
+#: An idle machine needs half a minute.
+_START_SECONDS = 300.0
+_ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    first_token_seconds: float
+    prompt_tokens: int
+
+
+@dataclass
+class EngineContainer:
+    """A started container. `log` is what it has printed, complete once it is removed."""
+
+    name: str
+    url: str = ""
+    log: str = field(default="", repr=False)
+
+    def complete(self, prompt: str, *, tokens: int = 24) -> Answer:
+        """The greedy answer, streamed in order to time its first token."""
+        began = time.monotonic()
+        first_token_seconds = 0.0
+        prompt_tokens = 0
+        pieces: list[str] = []
+        for event in self._stream(prompt, tokens):
+            for choice in event["choices"]:
+                first_token_seconds = first_token_seconds or time.monotonic() - began
+                pieces.append(choice["text"])
+            if event.get("usage"):
+                prompt_tokens = event["usage"]["prompt_tokens"]
+        return Answer("".join(pieces), first_token_seconds, prompt_tokens)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name which carry these labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            page = response.read().decode()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def _stream(self, prompt: str, tokens: int) -> Iterator[dict[str, Any]]:
+        body = {
+            "model": _SERVED_NAME,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+
+#: Every container of this test run in the order of starting, for reports of failures.
+started: list[EngineContainer] = []
+
+
+@contextmanager
+def running_engine(
+    image: str, *, model: Path, folder: Path, config: Mapping[str, Any], config_file: Path
+) -> Iterator[EngineContainer]:
+    """An engine that answers. Its container is removed in the end, whatever happens."""
+    config_file.write_text(yaml.safe_dump(dict(config)))
+    engine = EngineContainer(f"kvcache-test-{uuid.uuid4().hex[:12]}")
+    started.append(engine)
+    try:
+        _docker(
+            *("run", "--detach", "--name", engine.name, "--publish", "127.0.0.1::8000"),
+            *("--shm-size", "2g"),
+            *("--volume", f"{model}:{MODEL_PATH}:ro", "--volume", f"{folder}:{FOLDER_PATH}"),
+            *("--volume", f"{config_file}:{_CONFIG_PATH}:ro"),
+            *(image, "vllm", "serve", str(MODEL_PATH), "--config", str(_CONFIG_PATH)),
+            *("--served-model-name", _SERVED_NAME, "--port", "8000", "--enforce-eager"),
+        )
+        engine.url = f"http://{_docker('port', engine.name, '8000').splitlines()[0]}"
+        _wait_until_ready(engine)
+        yield engine
+    finally:
+        engine.log = _log(engine.name)
+        subprocess.run(["docker", "rm", "--force", engine.name], capture_output=True)
+
+
+def _wait_until_ready(engine: EngineContainer) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not _answers(engine.url):
+        if _docker("inspect", "--format", "{{.State.Running}}", engine.name).strip() != "true":
+            raise RuntimeError(f"The engine {engine.name} has ended instead of starting.")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The engine {engine.name} is not ready after {_START_SECONDS} s.")
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _log(name: str) -> str:
+    done = subprocess.run(
+        ["docker", "logs", name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    return done.stdout
