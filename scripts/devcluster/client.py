@@ -30,6 +30,10 @@ query($id: UUID!) {
 }
 """
 
+_SERVICES_QUERY = """
+query { endpoint_list(limit: 100, offset: 0) { items { endpoint_id name lifecycle_stage } } }
+"""
+
 _ENDED = frozenset({"TERMINATED", "CANCELLED", "ERROR"})
 
 
@@ -148,9 +152,8 @@ class Client:
 
     def ensure_service(self, name: str, **options: Any) -> str:
         """Creates a model service if there is none of that name; returns its id."""
-        for service in self.services():
-            if service["name"] == name:
-                return str(service["endpoint_id"])
+        if service_id := self.services().get(name):
+            return service_id
         created = self.api.Service.create(
             service_name=name,
             initial_session_count=1,
@@ -163,8 +166,14 @@ class Client:
         )
         return str(created["endpoint_id"])
 
-    def services(self) -> list[dict[str, Any]]:
-        return list(self.api.Service.paginated_list().items)
+    def services(self) -> dict[str, str]:
+        """Name → id of the services that are not gone or going."""
+        answer = self.api.Admin.query(_SERVICES_QUERY, {})["endpoint_list"]["items"]
+        return {
+            service["name"]: service["endpoint_id"]
+            for service in answer
+            if not service["lifecycle_stage"].upper().endswith(("DESTROYING", "DESTROYED"))
+        }
 
     def scale_service(self, service_id: str, replicas: int) -> None:
         self.api.Service(service_id).scale(replicas)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .console import SetupError
 
+#: A program and its arguments.
+Argv = list[str | Path]
 #: How much of a failed program's output a person needs to see.
 TAIL_LINES = 25
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cache, environments
-from .command import run, succeeds
+from .command import Argv, run, succeeds
 from .console import SetupError, say, step
 from .paths import CACHE, STATE, digest_of
 from .settings import CONFIG, DATA, DB_PASSWORD, DB_USER, HOST, PORTS, TEMPLATES, rendered
@@ -132,7 +132,7 @@ def _make(dump: Path) -> None:
         _psql("postgres", "--command", f"CREATE DATABASE {name}")
     backendai = environments.backendai() / "bin" / "python"
     appproxy = environments.appproxy() / "bin" / "python"
-    manager = [backendai, "-m", "ai.backend.cli", "mgr", "-f", CONFIG / "manager.toml"]
+    manager: Argv = [backendai, "-m", "ai.backend.cli", "mgr", "-f", CONFIG / "manager.toml"]
     run([*manager, "schema", "oneshot", "-f", CONFIG / "alembic-manager.ini"], cwd=CONFIG)
     run([appproxy, "-c", _APPPROXY_SCHEMA, "-f", CONFIG / "alembic-appproxy.ini"], cwd=CONFIG)
     merged = dump.with_name("fixture.json")

@@ -170,9 +170,9 @@ def ensure_model(client: Client, name: str, model: Path, definition: str) -> Non
 
 def ensure_service(client: Client, name: str, image: str) -> str:
     """The service of this version of the quick start; those of others make room for it."""
-    for service in client.services():
-        if service["name"].startswith("quickstart-") and service["name"] != name:
-            client.delete_service(service["endpoint_id"])
+    for other, service in client.services().items():
+        if other.startswith("quickstart-") and other != name:
+            client.delete_service(service)
     service = client.ensure_service(
         name,
         image=f"local/{image}",

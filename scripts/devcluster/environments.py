@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import cache
-from .command import run, succeeds
+from .command import Argv, run, succeeds
 from .console import SetupError, step
 from .paths import CACHE, CLONE, digest_of
 from .settings import PYTHON, TEMPLATES, VENV
@@ -61,7 +61,7 @@ def _shared(name: str) -> Path:
 
     def make(target: Path) -> None:
         run([interpreter, "-m", "venv", target])
-        pip = [target / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+        pip: Argv = [target / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
         run([*pip, "install", "--quiet", "-r", requirements, "-c", constraints])
 
     title = f"Installing {requirements.name} (one or two minutes)"
@@ -88,8 +88,9 @@ def overlay() -> Path:
         run([python(), "-m", "venv", "--without-pip", VENV])
         (site_packages(VENV) / "shared.pth").write_text(f"{site_packages(base)}\n")
         _adopt_scripts(base)
-        editable = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", CLONE]
-        run([VENV / "bin" / "python", "-m", "pip", "--disable-pip-version-check", *editable])
+        pip: Argv = [VENV / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+        editable: Argv = ["--no-deps", "--no-build-isolation", "--editable", CLONE]
+        run([*pip, "install", "--quiet", *editable])
         stamp.write_text(made_from)
     return VENV
 

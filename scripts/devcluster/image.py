@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import cache, docker
-from .command import run, tail
+from .command import run, succeeds, tail
 from .console import SetupError, say, step
 from .paths import CACHE, CLONE, digest_of
 from .rootfs import debian_rootfs
@@ -106,7 +106,7 @@ def engine_image(python: Path, recipe: Recipe = CPU_ENGINE) -> str:
         return recipe.reference
     rootfs = debian_rootfs(recipe.debian_packages)
     site = _site_packages(python, recipe, rootfs)
-    with step(f"Image {recipe.reference}"):
+    with step(f"Image {recipe.reference}"), _replacing(recipe.reference):
         _import_image(recipe, rootfs, site)
     return recipe.reference
 
@@ -187,6 +187,15 @@ def _rootfs_image(rootfs: Path) -> Iterator[str]:
         yield identity
     finally:
         run(["docker", "rmi", identity])
+
+
+@contextmanager
+def _replacing(reference: str) -> Iterator[None]:
+    """Frees the space of the image that loses its name here, unless a container uses it."""
+    outdated = run(["docker", "images", "--quiet", reference]).split()
+    yield
+    for identity in outdated:
+        succeeds(["docker", "rmi", identity], timeout=60.0)
 
 
 def _import_image(recipe: Recipe, rootfs: Path, site: Path) -> None:

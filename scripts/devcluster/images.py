@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import docker
-from .command import run
+from .command import Argv, run
 from .console import step
 from .paths import STATE, digest_of
 from .rootfs import debian_rootfs
@@ -52,6 +52,6 @@ def register() -> None:
     if _STAMP.exists() and _STAMP.read_text() == present:
         return
     with step("Registering images with the manager"):
-        command = ["-m", "ai.backend.cli", "mgr", "-f", CONFIG / "manager.toml"]
-        run([VENV / "bin/python", *command, "image", "rescan", "local"], cwd=CONFIG)
+        manager: Argv = [VENV / "bin" / "python", "-m", "ai.backend.cli", "mgr"]
+        run([*manager, "-f", CONFIG / "manager.toml", "image", "rescan", "local"], cwd=CONFIG)
         _STAMP.write_text(present)

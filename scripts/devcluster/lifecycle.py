@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from . import apt, configuration, database, docker, environments, etcd, images, process, services
 from .console import SetupError, say, step
-from .paths import STATE
+from .paths import CLONE, STATE
 from .probes import port_taken
 from .process import Service
 from .settings import LOGS, RUN
 
 _AGENT_TIMEOUT_SECONDS = 60.0
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Lets one command at a time change this clone's cluster; a second one waits.
+
+    The lock is on the script itself, which outlives `reset`, and ends with this process.
+    """
+    with (CLONE / "scripts" / "cluster").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Another command is changing this cluster; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def up() -> None:
@@ -61,7 +78,7 @@ def reset() -> None:
 
 
 def restart(name: str) -> None:
-    """Stops one service and starts it again, for instance the agent after a change of the plugin."""
+    """Stops one service and starts it again: the agent, say, after a change of the plugin."""
     service = find(name)
     _stop(name, service)
     _start([service])

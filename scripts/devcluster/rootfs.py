@@ -32,7 +32,8 @@ def _bootstrap(packages: Sequence[str], tar: Path) -> None:
     root = tar.parent / "root"
     include = [f"--include={','.join(packages)}"] if packages else []
     mirror = _configured_mirror()
-    run(["debootstrap", "--variant=minbase", *include, RELEASE, root, *([mirror] if mirror else [])])
+    source = [mirror] if mirror else []
+    run(["debootstrap", "--variant=minbase", *include, RELEASE, root, *source])
     for folder in _DISPENSABLE:
         shutil.rmtree(root / folder, ignore_errors=True)
     run(["tar", "--numeric-owner", "-C", root, "-cf", tar, "."])

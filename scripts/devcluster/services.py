@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from . import database, docker, environments, nudge, probes
+from .command import Argv
 from .console import SetupError
 from .process import Service
 from .settings import AGENT_ID, CONFIG, CPU_OVERCOMMIT, DATA, HOST, PORTS, VENV
@@ -145,7 +146,7 @@ def _backendai(
     env: dict[str, str] | None = None,
 ) -> Service:
     """One of Backend.AI's daemons; all are started through its command line."""
-    python = [venv / "bin" / "python", "-m", "ai.backend.cli"]
+    python: Argv = [venv / "bin" / "python", "-m", "ai.backend.cli"]
     return Service(
         name,
         [*python, command, "start-server", "-f", CONFIG / config],
@@ -161,7 +162,7 @@ def _backendai(
 
 def _nudge() -> Service:
     script = Path(nudge.__file__)
-    argv = [sys.executable, script, HOST, str(PORTS["redis"])]
+    argv: Argv = [sys.executable, script, HOST, str(PORTS["redis"])]
     return Service("nudge", argv, lambda: True, inputs=[script])
 
 

@@ -22,7 +22,7 @@ VOLUME = DATA / "volume1"
 
 HOST = "127.0.0.1"
 
-#: None is a usual one, so that a Backend.AI, PostgreSQL, ... of the machine's own stays undisturbed.
+#: None is a usual one: a PostgreSQL or Backend.AI of the machine's own stays undisturbed.
 PORTS: Mapping[str, int] = {
     "postgres": 18100,
     "redis": 18110,

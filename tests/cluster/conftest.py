@@ -93,13 +93,11 @@ def model_folder(client: Client) -> tuple[str, Path]:
 
 
 @pytest.fixture
-def start(client: Client) -> Iterator[SessionStarter]:
-    """Starts interactive sessions, and ends them after the test."""
+def start(client: Client, kv_folder: tuple[str, Path]) -> Iterator[SessionStarter]:
+    """Starts interactive sessions, and ends them after the test, before the folder goes."""
     started: list[str] = []
 
-    def start_session(
-        mounts: Mapping[str, str | None], *, wait: bool = True, **options: Any
-    ) -> RunningSession:
+    def start_session(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
         session_id = client.start_session(
             f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, wait=False, **options
         )

@@ -49,6 +49,9 @@ class LMCacheMultiProcess:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {
                     "lmcache.mp.autostart": True,
+                    # Not localhost: where a container has no IPv6, the server cannot bind its
+                    # second address and exits.
+                    "lmcache.mp.host": "tcp://127.0.0.1",
                     "lmcache.mp.autostart.server_args": " ".join(
                         f"{option} {shlex.quote(str(value))}"
                         for option, value in server_arguments.items()
