@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import yaml
 from ai.backend.client.config import APIConfig
@@ -28,6 +29,10 @@ _SESSION_QUERY = """
 query($id: UUID!) {
   compute_session(id: $id) { status containers { id container_id live_stat } }
 }
+"""
+
+_SESSIONS_QUERY = """
+query { compute_session_list(limit: 100, offset: 0) { items { id status } } }
 """
 
 _SERVICES_QUERY = """
@@ -68,12 +73,15 @@ class Client:
     """One user of the cluster."""
 
     def __init__(self, api: ApiSession) -> None:
-        self.api = api
+        # To a type checker its functions are coroutines; in a synchronous session they are not.
+        self.api: Any = api
 
     def ensure_folder(self, name: str, usage_mode: str = "general") -> Path:
         """Makes a folder if there is none of that name; returns its path on this machine."""
         present = {folder["name"]: folder for folder in self.api.VFolder.list()}
-        folder = present.get(name) or self.api.VFolder.create(name, usage_mode=usage_mode)
+        folder: Mapping[str, str] = present.get(name) or self.api.VFolder.create(
+            name, usage_mode=usage_mode
+        )
         scope = folder["quota_scope_id"].partition(":")[2].replace("-", "")
         return settings.VOLUME / scope / folder["id"][:2] / folder["id"][2:4] / folder["id"][4:]
 
@@ -142,8 +150,13 @@ class Client:
         statistics = json.loads((containers and containers[0]["live_stat"]) or "{}")
         return {name: str(metric["current"]) for name, metric in statistics.items()}
 
+    def active_sessions(self) -> list[str]:
+        """The ids of this user's sessions that have not ended."""
+        items = self.api.Admin.query(_SESSIONS_QUERY, {})["compute_session_list"]["items"]
+        return [str(item["id"]) for item in items if item["status"] not in _ENDED]
+
     def stop_session(self, session_id: str, timeout: float = 120) -> None:
-        self.api.ComputeSession.from_session_id(session_id).destroy(forced=True)
+        self.api.ComputeSession.from_session_id(UUID(session_id)).destroy(forced=True)
 
         def ended() -> bool | None:
             return self.session(session_id)["status"] in _ENDED or None

@@ -110,9 +110,7 @@ def wait_for_service(client: Client, service: str) -> tuple[str, str]:
         url, session = client.service_url(service), client.service_session(service)
         return (url, session) if url and session and _answers(url) else None
 
-    return wait_until(
-        f"Model service {service}", ready, SERVICE_TIMEOUT_SECONDS, every=2
-    )
+    return wait_until(f"Model service {service}", ready, SERVICE_TIMEOUT_SECONDS, every=2)
 
 
 def restart(client: Client, service: str, session: str) -> tuple[str, str]:

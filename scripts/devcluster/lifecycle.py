@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from .console import SetupError, say, step
 from .paths import CLONE, STATE
 from .probes import port_taken
 from .process import Service
-from .settings import LOGS, RUN
+from .settings import LOGS, RUN, VENV
 
 _AGENT_TIMEOUT_SECONDS = 60.0
 
@@ -40,8 +42,7 @@ def up() -> None:
     environments.appproxy()
     environments.overlay()
     configuration.write()
-    if not docker.answers():
-        _start([services.dockerd()])
+    ensure_docker()
     database.initialize()
     _start(services.stores())
     database.prepare()
@@ -56,6 +57,7 @@ def up() -> None:
 def down() -> None:
     """Stops everything that `up` started, sessions' containers included, and checks that."""
     apt.require_root()
+    _retire_sessions()
     known = {service.name: service for service in services.everything()}
     order = [*reversed(known), *(set(process.recorded_names()) - set(known))]
     for name in order:
@@ -89,6 +91,24 @@ def find(name: str) -> Service:
     if name not in table:
         raise SetupError(f"There is no service {name}; there are {', '.join(table)}.")
     return table[name]
+
+
+def ensure_docker() -> None:
+    """Starts dockerd only if none answers."""
+    if not docker.answers():
+        _start([services.dockerd()])
+
+
+def _retire_sessions() -> None:
+    """Best effort: what is left over is removed with its containers."""
+    if not find("manager").healthy():
+        return
+    with step("Ending sessions"):
+        environment = {**os.environ, "PYTHONPATH": str(CLONE / "scripts")}
+        command = [str(VENV / "bin/python"), "-m", "devcluster.retire"]
+        ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    if ended.returncode != 0:
+        say(f"Not all sessions ended by themselves: {ended.stderr.decode()[-300:].strip()}")
 
 
 def _stop(name: str, service: Service | None) -> None:

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 from devcluster import lifecycle
 from devcluster.client import Client, connect, wait_until
 

@@ -37,8 +37,22 @@ def _offsets(size: int) -> list[tuple[int, int]]:
     return [(0, HEAD_BYTES), *between, (last, SAMPLE_BYTES)]
 
 
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _announce(path: Path, size: int) -> None:
+    """Has the kernel fetch the samples, without waiting for them."""
+    fd = _open(path)
+    try:
+        for offset, length in _offsets(size):
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(fd)
+
+
 def _hash_weights(digest: xxhash.xxh3_128, path: Path, size: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = _open(path)
     try:
         for offset, length in _offsets(size):
             digest.update(os.pread(fd, length, offset))
@@ -57,6 +71,9 @@ def _fingerprint(
         for facts in descriptions:
             digest.update(f"{facts.name}\0{facts.size}\0".encode())
             digest.update((directory / facts.name).read_bytes())
+        # Samples are small and far apart: a disk or a file server is asked for all at once.
+        for facts in weights:
+            _announce(directory / facts.name, facts.size)
         for facts in weights:
             digest.update(f"{facts.name}\0{facts.size}\0".encode())
             _hash_weights(digest, directory / facts.name, facts.size)
