@@ -17,6 +17,8 @@ import yaml
 from ai.backend.client.config import APIConfig
 from ai.backend.client.exceptions import BackendAPIError
 from ai.backend.client.session import Session as ApiSession
+from ai.backend.common.dto.manager.session.types import MountOption
+from ai.backend.common.types import MountPermission
 
 from . import configuration, settings
 from .console import SetupError
@@ -24,6 +26,8 @@ from .console import SetupError
 SMALL_IMAGE = "local/stable/python-small:3.11-debian12"
 
 type Variables = Mapping[str, str]
+
+_READ_ONLY = MountOption(permission=MountPermission.READ_ONLY)
 
 _SESSION_QUERY = """
 query($id: UUID!) {
@@ -114,7 +118,7 @@ class Client:
             no_reuse=True,
             mounts=list(mounts),
             mount_map={folder: path for folder, path in mounts.items() if path},
-            mount_options={folder: {"permission": "ro"} for folder in read_only},
+            mount_options=dict.fromkeys(read_only, _READ_ONLY),
             envs=dict(environ or {}),
             resources={"cpu": 1, "mem": "512m", **(resources or {})},
             resource_opts=dict(resource_opts or {}),

@@ -167,7 +167,10 @@ def ensure_model(client: Client, name: str, model: Path, definition: str) -> Non
 
 
 def ensure_service(client: Client, name: str, image: str) -> str:
-    """The service of this version of the quick start; those of others make room for it."""
+    """A service of the model folder of the same name, with the KV folder.
+
+    One at a time: those of other versions of the quick start make room for it.
+    """
     for other, service in client.services().items():
         if other.startswith("quickstart-") and other != name:
             client.delete_service(service)
@@ -187,7 +190,15 @@ def ensure_service(client: Client, name: str, image: str) -> str:
     return service
 
 
-def show(client: Client, image: str, model: Path, elapsed_before: float) -> Result:
+def show(client: Client, image: str, model: Path, prompt: str, elapsed_before: float) -> Result:
+    """Asks a service, restarts it, and asks again.
+
+    Args:
+        image: the engine image's name in Docker.
+        model: a directory whose files become the model folder's.
+        prompt: one that the KV folder has never seen, so that the first request is cold.
+        elapsed_before: seconds that the set-up took.
+    """
     definition = model_definition(START_COMMAND)
     name = f"quickstart-{digest_of(image, definition, json.dumps(RESOURCES))[:8]}"
     with step("Model folder and KV folder"):
@@ -197,9 +208,7 @@ def show(client: Client, image: str, model: Path, elapsed_before: float) -> Resu
         service = ensure_service(client, name, image)
         url, session = wait_for_service(client, service)
         namespace = str(plan_of(client, session)["namespace"]["name"])
-    # A prompt never seen before, so that the first request is cold in every run.
-    prompt = long_prompt(PROMPT_TOKENS, seed=time.time_ns())
-    with step(f"First request, cold: {PROMPT_TOKENS} tokens to {url}"):
+    with step(f"First request, cold, to {url}"):
         cold = ask(url, prompt)
         wait_for_stores(folder / "ns" / namespace)
     with step("Restarting the service in a new container (one to three minutes)"):
@@ -244,7 +253,8 @@ def main() -> int:
     image, model, elapsed_before, *result_file = sys.argv[1:]
     try:
         with connect() as client:
-            result = show(client, image, Path(model), float(elapsed_before))
+            prompt = long_prompt(PROMPT_TOKENS, seed=time.time_ns())
+            result = show(client, image, Path(model), prompt, float(elapsed_before))
     except SetupError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

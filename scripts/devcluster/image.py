@@ -10,7 +10,7 @@ import json
 import subprocess
 import tarfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,13 +42,6 @@ _WHEEL_TARGET = (
 )
 
 _DIGEST_LABEL = "ai.backend.kvcache.image-inputs"
-
-#: Arguments of `make_tiny_model`: small enough to start fast, and large enough to time prefill.
-FUNCTION_MODEL = ("--layers", "4", "--hidden", "256")
-TIMING_MODEL = (
-    *("--layers", "12", "--hidden", "768", "--heads", "12", "--kv-heads", "4"),
-    *("--dtype", "bfloat16"),
-)
 
 
 @dataclass(frozen=True)
@@ -109,18 +102,6 @@ def engine_image(python: Path, recipe: Recipe = CPU_ENGINE) -> str:
     with step(f"Image {recipe.reference}"), _replacing(recipe.reference):
         _import_image(recipe, rootfs, site)
     return recipe.reference
-
-
-def make_tiny_model(target: Path, arguments: Sequence[str], *, image: str) -> None:
-    """Writes a tiny model to `target`, with the numpy and the tokenizers of an engine image."""
-    target.mkdir(parents=True, exist_ok=True)
-    tools = Path(__file__).resolve().parents[1]
-    run([
-        *("docker", "run", "--rm", "--network", "none"),
-        *("--volume", f"{tools}:/tools:ro", "--volume", f"{target.resolve()}:/target"),
-        *("--env", "PYTHONPATH=/tools", "--env", "PYTHONDONTWRITEBYTECODE=1"),
-        *(image, "python3", "-m", "devcluster.tinymodel", "/target", *arguments),
-    ])
 
 
 def _built_digest(reference: str) -> str | None:

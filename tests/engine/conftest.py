@@ -10,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from devcluster import docker
-from devcluster.image import FUNCTION_MODEL, engine_image, make_tiny_model
+from devcluster.image import engine_image
+from devcluster.models import FUNCTION_MODEL, make_tiny_model
 
 from .engine_container import started
 

@@ -5,8 +5,6 @@ Four engines, one after the other. Each starts once, answers the same prompt onc
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from ai.backend.kvcache.engine.adapter import EngineRequest
+from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
 from devcluster.tinytext import long_prompt
 
 from .engine_container import FOLDER_PATH, Answer, running_engine
 
-_CHUNK_TOKENS = 256
+_CHUNK_TOKENS = LMCacheMultiProcess.chunk_tokens
 _PROMPT = long_prompt(3000, seed=1)
 _STORE_SECONDS = 30.0
 
@@ -42,27 +42,12 @@ type Visitor = Callable[[Path, str], Visit]
 
 
 def engine_config(storage: PurePosixPath) -> dict[str, Any]:
-    """What vLLM reads from its configuration file, for a namespace as the engine sees it."""
-    adapter = {"type": "fs_native", "base_path": str(storage)}
-    server_arguments = [
-        *("--l1-size-gb", "1", "--l1-init-size-gb", "1", "--chunk-size", str(_CHUNK_TOKENS)),
-        *("--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
-        *("--l2-adapter", json.dumps(adapter)),
-    ]
-    return {
-        "kv-transfer-config": {
-            "kv_connector": "LMCacheMPConnector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                # Not a name: `localhost` has an IPv6 address too, which a container cannot bind.
-                "lmcache.mp.host": "tcp://127.0.0.1",
-                "lmcache.mp.mq_timeout": 60,
-                "lmcache.mp.autostart": True,
-                "lmcache.mp.autostart.server_args": shlex.join(server_arguments),
-            },
-        }
-    }
+    """vLLM's config file as the plugin writes it for a session without GPUs."""
+    request = EngineRequest(
+        storage=storage, files=PurePosixPath("/config"), hash_seed=1, buffer_bytes=None
+    )
+    setup = LMCacheMultiProcess().setup(request)
+    return {"kv-transfer-config": dict(setup.kv_transfer_config)}
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +122,6 @@ class TestRoundTrip:
     def test_loaded_context_gives_the_same_answer(self, first: Visit, restarted: Visit) -> None:
         assert first.answer.text.strip()
         assert restarted.answer.text == first.answer.text
-
-    def test_loading_is_faster_than_computing(self, first: Visit, restarted: Visit) -> None:
-        assert restarted.answer.first_token_seconds < first.answer.first_token_seconds
 
     def test_what_is_there_is_not_stored_again(self, first: Visit, restarted: Visit) -> None:
         assert restarted.files == first.files

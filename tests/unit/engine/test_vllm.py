@@ -33,10 +33,18 @@ class TestFindVllm:
         assert found.arguments == ("/models", "-tp", "2")
 
     @pytest.mark.parametrize(
+        "arguments", [["--model", "/models"], ["--model=/models"], ["--config", "with-model.yaml"]]
+    )
+    def test_certain_with_the_model_elsewhere(self, arguments: list[str]) -> None:
+        assert find_vllm(["vllm", "serve", "--port", "8000", *arguments]) is not None
+
+    @pytest.mark.parametrize(
         "command",
         [
             (),
             ("vllm",),
+            ("vllm", "serve"),
+            ("vllm", "serve", "--port", "8000", "/models"),
             ("vllm", "bench"),
             ("vllm serve /models",),
             ("bash", "-c", "vllm serve /models"),
@@ -167,8 +175,10 @@ class TestPlaces:
         assert arguments.connector == "--kv-transfer-config"
 
     def test_without_config(self) -> None:
-        assert without_config(["/m", "--config", "a.yaml", "-tp", "2", "--config=b"]) == [
-            "/m",
-            "-tp",
-            "2",
-        ]
+        arguments = ["/m", "--config", "a.yaml", "-tp", "2", "--config=b"]
+        assert without_config(arguments) == ["/m", "-tp", "2", "--config=b"]
+
+    def test_form_of_config_that_vllm_ignores(self) -> None:
+        arguments = read_arguments(["/m", "--config=b.yaml"])
+        assert arguments.config_file is None
+        assert arguments.ignored_config == "--config=b.yaml"

@@ -258,11 +258,9 @@ class TestUsersConfigFile:
         content = {"tensor-parallel-size": 8, "max-model-len": 131072, "enforce-eager": True}
         (model / "vllm.yaml").write_text(yaml.safe_dump(content))
 
-    @pytest.mark.parametrize(
-        "spelling", [["--config", "vllm.yaml"], ["--config=/models/vllm.yaml"]]
-    )
-    def test_merged_into_ours(self, make: SessionMaker, spelling: list[str]) -> None:
-        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve(*spelling)), SETTINGS)
+    @pytest.mark.parametrize("name", ["vllm.yaml", "/models/vllm.yaml"])
+    def test_merged_into_ours(self, make: SessionMaker, name: str) -> None:
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("--config", name)), SETTINGS)
         config = vllm_config(preparation)
         assert config["enforce-eager"] is True
         assert config["kv-transfer-config"]["kv_connector"] == "LMCacheConnectorV1"
@@ -283,6 +281,11 @@ class TestUsersConfigFile:
         assert preparation.environment["VLLM_EXTRA_ARGS"] == "--served-model-name 'my model'"
         assert preparation.start_command is not None
         assert preparation.start_command.count("--config") == 1
+
+    def test_form_that_vllm_ignores(self, make: SessionMaker) -> None:
+        preparation = prepare(make(service=serve("--config=vllm.yaml")), SETTINGS)
+        assert "enforce-eager" not in vllm_config(preparation)
+        assert "vLLM ignores --config=vllm.yaml" in preparation.plan.warnings[0]
 
     def test_connector_in_it(self, make: SessionMaker, model: Path) -> None:
         (model / "vllm.yaml").write_text("kv-transfer-config: {kv_connector: Mine}")

@@ -17,8 +17,12 @@ L1_GIB = 1
 #: vLLM and the server exchange blocks through /dev/shm; Docker's 64 MiB are too few for both.
 SHARED_MEMORY_BYTES = 2 * 2**30
 
-#: How long vLLM's start waits for the server before it goes on without; its default is 300.
+#: How long vLLM waits for the server's answer to a message; LMCache's default is 300.
 MESSAGE_TIMEOUT_SECONDS = 60
+
+#: How long vLLM's start waits for the server's own; LMCache's default of 90 is not enough for a
+#: node that is busy loading models.
+START_TIMEOUT_SECONDS = 180
 
 
 class LMCacheMultiProcess:
@@ -31,15 +35,13 @@ class LMCacheMultiProcess:
     hash_algorithm = "blake3"
 
     def setup(self, request: EngineRequest) -> EngineSetup:
-        server_arguments = {
-            "--chunk-size": self.chunk_tokens,
-            "--l1-size-gb": L1_GIB,
-            "--l1-init-size-gb": L1_GIB,
-            "--eviction-policy": "LRU",
-            "--metrics-sample-rate": "1.0",
-            "--supported-transfer-mode": "auto",
-            "--l2-adapter": json.dumps({"type": "fs", "base_path": str(request.storage)}),
-        }
+        server_arguments = [
+            *("--chunk-size", str(self.chunk_tokens)),
+            *("--l1-size-gb", str(L1_GIB), "--l1-init-size-gb", str(L1_GIB)),
+            *("--eviction-policy", "LRU", "--metrics-sample-rate", "1.0"),
+            *("--supported-transfer-mode", "auto"),
+            *("--l2-adapter", json.dumps({"type": "fs", "base_path": str(request.storage)})),
+        ]
         return EngineSetup(
             environment={},
             files={},
@@ -52,10 +54,8 @@ class LMCacheMultiProcess:
                     # Not localhost: where a container has no IPv6, the server cannot bind its
                     # second address and exits.
                     "lmcache.mp.host": "tcp://127.0.0.1",
-                    "lmcache.mp.autostart.server_args": " ".join(
-                        f"{option} {shlex.quote(str(value))}"
-                        for option, value in server_arguments.items()
-                    ),
+                    "lmcache.mp.autostart.server_args": shlex.join(server_arguments),
+                    "lmcache.mp.autostart.wait_timeout": START_TIMEOUT_SECONDS,
                     "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,
                 },
             },

@@ -80,6 +80,8 @@ class EngineArguments:
 
     model: str | None
     config_file: str | None
+    ignored_config: str | None
+    """A ``--config=FILE``: vLLM looks for the option and its value apart and ignores this form."""
     tensor_parallel: int | None
     pipeline_parallel: int
     max_model_len: int | None
@@ -94,9 +96,18 @@ class EngineArguments:
 
 
 def find_vllm(command: Sequence[str]) -> VllmCommand | None:
-    """The command split at vLLM's own arguments; None when it is not certain that vLLM runs."""
+    """The command split at vLLM's own arguments; None when it is not certain that vLLM runs.
+
+    Nor is it certain where ``vllm serve`` has options before its model: with a config file, which
+    is how the plugin tells vLLM, it then finds no model (vLLM, utils/argparse_utils.py).
+    """
     if len(command) >= 2 and PurePosixPath(command[0]).name == "vllm" and command[1] == "serve":
-        return VllmCommand(tuple(command[:2]), tuple(command[2:]))
+        arguments = tuple(command[2:])
+        model_is_found = arguments and (
+            not arguments[0].startswith("-")
+            or any(_option_and_value(token)[0] in ("--model", "--config") for token in arguments)
+        )
+        return VllmCommand(tuple(command[:2]), arguments) if model_is_found else None
     if (
         len(command) >= 3
         and re.fullmatch(r"python3?(\.\d+)?", PurePosixPath(command[0]).name)
@@ -137,13 +148,13 @@ def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
 
 
 def without_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments less every ``--config FILE`` and ``--config=FILE``."""
+    """The arguments less every ``--config FILE``."""
     kept: list[str] = []
     tokens = iter(arguments)
     for token in tokens:
         if token == "--config":
             next(tokens, None)
-        elif not token.startswith("--config="):
+        else:
             kept.append(token)
     return kept
 
@@ -191,6 +202,7 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
     values: dict[str, str] = {}
     changes: dict[str, str] = {}
     connector: str | None = None
+    ignored_config: str | None = None
     lora = False
     if arguments and not arguments[0].startswith("-"):
         values["model"] = arguments[0]
@@ -198,6 +210,9 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
         if not token.startswith("-"):
             continue
         option, value = _option_and_value(token)
+        if option == "--config" and value is not None:
+            ignored_config = token
+            continue
         if value is None and index + 1 < len(arguments):
             value = arguments[index + 1]
         if name := _VALUE_OPTIONS.get(option):
@@ -213,6 +228,7 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
     return EngineArguments(
         model=values.get("model"),
         config_file=values.get("config"),
+        ignored_config=ignored_config,
         tensor_parallel=_optional_number("--tensor-parallel-size", values.get("tensor_parallel")),
         pipeline_parallel=_number("--pipeline-parallel-size", values.get("pipeline_parallel", "1")),
         max_model_len=_max_model_len(values.get("max_model_len")),

@@ -259,6 +259,15 @@ def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]
     )
 
 
+def _start_notes(start: EngineStart) -> tuple[str, ...]:
+    if start.arguments.ignored_config is None:
+        return ()
+    return (
+        f"vLLM ignores {start.arguments.ignored_config}; write option and file apart to have it "
+        "merged",
+    )
+
+
 def _add_by_hand(
     session: Session, changed: ChangedStart | None, added: Sequence[str]
 ) -> str | None:
@@ -336,7 +345,11 @@ def _decide(session: Session, settings: Settings) -> Preparation:
                 else ()
             ),
         ),
-        warnings=(*(budget.notes if budget else ()), *shared_memory_notes),
+        warnings=(
+            *(budget.notes if budget else ()),
+            *shared_memory_notes,
+            *_start_notes(start),
+        ),
     )
     return Preparation(
         plan=plan,

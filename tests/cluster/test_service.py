@@ -1,0 +1,159 @@
+"""Model services with a KV folder on a real Backend.AI, with real engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from devcluster import command, demo, images
+from devcluster.client import Client, model_definition, wait_until
+from devcluster.image import engine_image
+from devcluster.models import FUNCTION_MODEL, make_tiny_model
+from devcluster.tinytext import long_prompt
+
+from .conftest import running
+
+
+@attrs.frozen
+class Other:
+    """The same prompt to a model of the same shape and path with other weights."""
+
+    namespace: str
+    live_stat: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    reference = engine_image(Path(sys.executable))
+    images.register()
+    return reference
+
+
+@pytest.fixture(scope="module")
+def prompt() -> str:
+    return long_prompt(demo.PROMPT_TOKENS, seed=time.time_ns())
+
+
+@pytest.fixture(scope="module")
+def result(
+    client: Client, image: str, prompt: str, tmp_path_factory: pytest.TempPathFactory
+) -> demo.Result:
+    """The quick start, with a model of its own."""
+    model = tmp_path_factory.mktemp("model")
+    make_tiny_model(model, [*FUNCTION_MODEL, "--seed", str(time.time_ns() % 2**31)], image=image)
+    return demo.show(client, image, model, prompt, elapsed_before=0)
+
+
+@pytest.fixture(scope="module")
+def other(
+    client: Client,
+    image: str,
+    prompt: str,
+    result: demo.Result,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Other]:
+    model = tmp_path_factory.mktemp("other-model")
+    make_tiny_model(model, [*FUNCTION_MODEL, "--seed", str(time.time_ns() % 2**31)], image=image)
+    name = f"quickstart-other-{time.time_ns() % 10**8}"
+    demo.ensure_model(client, name, model, model_definition(demo.START_COMMAND))
+    service = demo.ensure_service(client, name, image)
+    url, session = demo.wait_for_service(client, service)
+    demo.ask(url, prompt)
+
+    def reported() -> dict[str, str] | None:
+        # The prompt is in as soon as the engine's own share is known.
+        statistics = client.live_stat(session)
+        return statistics if "kvcache_util" in statistics else None
+
+    statistics = wait_until("The manager's metrics", reported, 120, every=2)
+    namespace = str(demo.plan_of(client, session)["namespace"]["name"])
+    yield Other(namespace, statistics)
+    client.delete_service(service)
+
+
+class TestQuickstart:
+    def test_restarted_service_loads_nearly_all_of_the_prompt(self, result: demo.Result) -> None:
+        assert result.prompt_tokens >= 3000
+        assert result.loaded_tokens >= 0.9 * result.prompt_tokens
+
+    def test_answer_is_the_same(self, result: demo.Result) -> None:
+        assert result.answers_equal
+
+    def test_manager_reports_the_hits(self, result: demo.Result) -> None:
+        assert float(result.live_stat["kvcache_util"]) > 90
+        assert set(result.live_stat) == {
+            "kvcache_util",
+            "kvcache_engine_util",
+            "kvcache_pool_util",
+            "kvcache_loaded_tokens",
+            "kvcache_mem",
+        }
+
+    def test_files_lie_in_the_namespace(self, client: Client, result: demo.Result) -> None:
+        folder = client.ensure_folder(demo.KV_FOLDER)
+        files = list((folder / "ns" / result.namespace).glob("*.data"))
+        # 256 tokens a file
+        assert len(files) == result.prompt_tokens // 256
+        assert (folder / ".kvcache" / "namespaces" / f"{result.namespace}.json").exists()
+
+
+class TestOtherWeightsAtTheSamePath:
+    def test_have_a_namespace_of_their_own(self, result: demo.Result, other: Other) -> None:
+        assert other.namespace != result.namespace
+
+    def test_load_nothing(self, other: Other) -> None:
+        assert float(other.live_stat["kvcache_util"]) == 0
+        assert float(other.live_stat["kvcache_loaded_tokens"]) == 0
+
+
+class TestServiceOnGpus:
+    def test_command_that_runs_vllm(
+        self, client: Client, image: str, model_folder: tuple[str, Path]
+    ) -> None:
+        """On mock GPUs the engine cannot run; what it is started with can be seen all the same."""
+        name = "test-gpu-service"
+        path = client.ensure_folder(name, "model")
+        shutil.copytree(model_folder[1], path, dirs_exist_ok=True)
+        start = ["vllm", "serve", "{model_path}", "--tensor-parallel-size", "8"]
+        (path / "model-definition.yaml").write_text(model_definition(start))
+        client.ensure_folder(demo.KV_FOLDER)
+        service = client.ensure_service(
+            name,
+            image=f"local/{image}",
+            model_id_or_name=name,
+            model_definition_path="model-definition.yaml",
+            extra_mounts=[demo.KV_FOLDER],
+            extra_mount_map={demo.KV_FOLDER: "/kvcache"},
+            resources={"cpu": 2, "mem": "8g", "cuda.device": 8},
+            resource_opts={},
+            runtime_variant="custom",
+        )
+        try:
+            session_id = wait_until(
+                "The service's session", lambda: client.service_session(service), timeout=180
+            )
+            session = running(client, session_id)
+
+            def started() -> str | None:
+                processes = command.run(["docker", "top", session.container_id, "-eo", "pid,args"])
+                return next((p for p in processes.splitlines() if "vllm serve" in p), None)
+
+            process = wait_until("vLLM", started, timeout=60, every=0.2)
+            assert process.endswith(
+                "vllm serve /models --tensor-parallel-size 8 "
+                "--config /home/config/kvcache/vllm.yaml --gpu-memory-utilization 0.6"
+            )
+            environ = session.environ()
+            assert environ["LMCACHE_CUFILE_BUFFER_SIZE"] == "24576"
+            assert environ["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+            plan = session.plan()
+            assert json.dumps(plan["budget"]["buffer_bytes"]) == "25769803776"
+        finally:
+            client.delete_service(service)
