@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from ai.backend.kvcache.folder.usage import directory_bytes
 
 from . import settings
 from .client import Client, connect, model_definition, wait_until
+from .completion import Answer, answers, complete
 from .console import SetupError, elapsed_seconds, step
 from .paths import digest_of
 from .tinytext import long_prompt
@@ -40,15 +39,6 @@ SERVICE_TIMEOUT_SECONDS = 420.0
 
 
 @attrs.frozen
-class Answer:
-    """What one request gave."""
-
-    text: str
-    prompt_tokens: int
-    first_token_seconds: float
-
-
-@attrs.frozen
 class Result:
     """The table. Field names are the keys of ``--json``."""
 
@@ -64,43 +54,7 @@ class Result:
 
 
 def ask(url: str, prompt: str) -> Answer:
-    """Asks a service for a greedy completion and times its first token."""
-    body = {
-        "model": MODEL_NAME,
-        "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    text, prompt_tokens, first = "", 0, None
-    began = time.monotonic()
-    with urllib.request.urlopen(request, timeout=300) as response:
-        for line in response:
-            event = line.removeprefix(b"data:").strip()
-            if not event or event == b"[DONE]":
-                continue
-            if first is None:
-                first = time.monotonic() - began
-            chunk = json.loads(event)
-            text += "".join(choice["text"] for choice in chunk["choices"])
-            prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", prompt_tokens)
-    if first is None:
-        raise SetupError(f"{url} answered without a single token")
-    return Answer(text, prompt_tokens, first)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
-            return int(response.status) == 200
-    except (urllib.error.URLError, OSError):
-        return False
+    return complete(url, MODEL_NAME, prompt, tokens=ANSWER_TOKENS)
 
 
 def wait_for_service(client: Client, service: str) -> tuple[str, str]:
@@ -108,7 +62,7 @@ def wait_for_service(client: Client, service: str) -> tuple[str, str]:
 
     def ready() -> tuple[str, str] | None:
         url, session = client.service_url(service), client.service_session(service)
-        return (url, session) if url and session and _answers(url) else None
+        return (url, session) if url and session and answers(url) else None
 
     return wait_until(f"Model service {service}", ready, SERVICE_TIMEOUT_SECONDS, every=2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,8 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from devcluster.completion import Answer, answers, complete
+
 #: Where Backend.AI mounts every model. That all models share a path is half of what is tested here.
 MODEL_PATH = PurePosixPath("/models")
 FOLDER_PATH = PurePosixPath("/kvcache")
@@ -25,14 +26,6 @@ _CONFIG_PATH = PurePosixPath("/config/engine.yaml")
 _SERVED_NAME = "tiny"
 #: An idle machine needs half a minute.
 _START_SECONDS = 300.0
-_ANSWER_SECONDS = 120.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    text: str
-    first_token_seconds: float
-    prompt_tokens: int
 
 
 @dataclass
@@ -44,18 +37,8 @@ class EngineContainer:
     log: str = field(default="", repr=False)
 
     def complete(self, prompt: str, *, tokens: int = 24) -> Answer:
-        """The greedy answer, streamed in order to time its first token."""
-        began = time.monotonic()
-        first_token_seconds = 0.0
-        prompt_tokens = 0
-        pieces: list[str] = []
-        for event in self._stream(prompt, tokens):
-            for choice in event["choices"]:
-                first_token_seconds = first_token_seconds or time.monotonic() - began
-                pieces.append(choice["text"])
-            if event.get("usage"):
-                prompt_tokens = event["usage"]["prompt_tokens"]
-        return Answer("".join(pieces), first_token_seconds, prompt_tokens)
+        """The greedy answer."""
+        return complete(self.url, _SERVED_NAME, prompt, tokens=tokens)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of that name which carry these labels."""
@@ -67,25 +50,6 @@ class EngineContainer:
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
-
-    def _stream(self, prompt: str, tokens: int) -> Iterator[dict[str, Any]]:
-        body = {
-            "model": _SERVED_NAME,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line.removeprefix(b"data: "))
 
 
 #: Every container of this test run in the order of starting, for reports of failures.
@@ -119,20 +83,12 @@ def running_engine(
 
 def _wait_until_ready(engine: EngineContainer) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while not _answers(engine.url):
+    while not answers(engine.url):
         if _docker("inspect", "--format", "{{.State.Running}}", engine.name).strip() != "true":
             raise RuntimeError(f"The engine {engine.name} has ended instead of starting.")
         if time.monotonic() > deadline:
             raise TimeoutError(f"The engine {engine.name} is not ready after {_START_SECONDS} s.")
         time.sleep(0.5)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _docker(*arguments: str) -> str:

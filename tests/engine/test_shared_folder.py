@@ -15,9 +15,10 @@ import pytest
 
 from ai.backend.kvcache.engine.adapter import EngineRequest
 from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
+from devcluster.completion import Answer
 from devcluster.tinytext import long_prompt
 
-from .engine_container import FOLDER_PATH, Answer, running_engine
+from .engine_container import FOLDER_PATH, running_engine
 
 _CHUNK_TOKENS = LMCacheMultiProcess.chunk_tokens
 _PROMPT = long_prompt(3000, seed=1)

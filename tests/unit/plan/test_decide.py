@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from ai.backend.kvcache.folder.prepare import Owner
-from ai.backend.kvcache.plan.decide import Preparation, asks_for_kv_cache, prepare
+from ai.backend.kvcache.plan.decide import Preparation, prepare
+from ai.backend.kvcache.plan.folder import asks_for_kv_cache
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.policy.settings import Settings
 

@@ -38,7 +38,8 @@ from ai.backend.logging import BraceStyleAdapter
 
 from .. import __version__
 from ..errors import PolicyError
-from ..plan.decide import Preparation, asks_for_kv_cache, prepare, without_kv_cache
+from ..plan.decide import Preparation, prepare, without_kv_cache
+from ..plan.folder import asks_for_kv_cache
 from ..plan.session import Session
 from ..policy.settings import Settings, parse_settings
 from . import capture, device

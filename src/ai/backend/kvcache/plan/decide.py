@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
@@ -15,31 +15,22 @@ import yaml
 from ..engine.adapter import EngineAdapter, EngineRequest
 from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
 from ..engine.lmcache_mp import LMCacheMultiProcess
-from ..errors import DeclinedError, FolderError, KVCacheError, StartCommandError
+from ..errors import DeclinedError, KVCacheError, StartCommandError
 from ..folder.layout import namespace_directory
-from ..folder.namespace import Namespace, namespace_of
 from ..folder.prepare import prepare_namespace
-from ..model.config import read_json
-from ..model.files import Weights, list_model, weigh
-from ..model.fingerprint import fingerprint
-from ..model.geometry import Geometry, read_geometry
 from ..policy.settings import Settings
 from .budget import MIB, Budget, GpuRequest, divide, gib
+from .folder import find_folder
+from .model import Model, read_model
+from .namespace import session_namespace
 from .plan import PLAN_FILE, Decision, Plan
-from .session import Mount, Session
+from .session import Session
 from .start import ChangedStart, EngineStart, change_start, read_start
-
-#: The user names the KV folder in this variable.
-FOLDER_VARIABLE = "BACKENDAI_KVCACHE_FOLDER"
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
 
 VLLM_CONFIG_FILE = "vllm.yaml"
-
-#: Image labels that say which engine is inside.
-ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
-LMCACHE_VERSION_LABEL = "ai.backend.kvcache.lmcache-version"
 
 
 @attrs.frozen
@@ -53,78 +44,6 @@ class Preparation:
     """In the place of the service's; None: left as it is."""
     shared_memory_bytes: int = 0
     """0: left as it is."""
-
-
-@attrs.frozen
-class _Model:
-    """A model as far as KV cache is concerned."""
-
-    geometry: Geometry
-    weights: Weights
-    fingerprint: str
-
-
-def asks_for_kv_cache(session: Session, settings: Settings) -> bool:
-    """Whether the session names a KV folder, or has one at the mount point."""
-    return FOLDER_VARIABLE in session.environ or any(
-        m.container_path == settings.mount_point for m in session.mounts
-    )
-
-
-def _find_folder(session: Session, settings: Settings) -> tuple[Mount, str]:
-    """The KV folder and why it is that one."""
-    name = session.environ.get(FOLDER_VARIABLE)
-    if name is not None:
-        found = next((m for m in session.mounts if m.name == name), None)
-        why = f"named by {FOLDER_VARIABLE}"
-        if found is None:
-            mounted = ", ".join(m.name for m in session.mounts) or "none"
-            raise FolderError(
-                f"{FOLDER_VARIABLE} = {name!r} is not among the session's mounted folders "
-                f"({mounted}); mount it too"
-            )
-    else:
-        found = next(m for m in session.mounts if m.container_path == settings.mount_point)
-        why = f"mounted at {settings.mount_point}"
-    if found.is_model:
-        raise FolderError(f"{found.name!r} is a model folder; a KV folder is a general or data one")
-    if not found.writable:
-        raise FolderError(f"{found.name!r} is mounted read-only; mount it read-write")
-    return found, why
-
-
-def _model_directory(session: Session, start: EngineStart) -> Path:
-    """The model's folder as a path of this host."""
-    if start.arguments.model is not None:
-        base = session.service.model_path if session.service else PurePosixPath("/home/work")
-        inside = base / start.arguments.model
-    elif session.service is not None:
-        inside = session.service.model_path
-    else:
-        models = [m for m in session.mounts if m.is_model]
-        if len(models) != 1:
-            raise DeclinedError(
-                "the session has no model folder"
-                if not models
-                else "the session has several model folders and no start command that names one"
-            )
-        inside = models[0].container_path
-    path = session.host_path(inside)
-    if path is None or not path.is_dir():
-        raise DeclinedError(
-            f"the model {str(inside)!r} is not in a folder mounted into the session"
-        )
-    return path
-
-
-def _read_model(directory: Path, start: EngineStart) -> _Model:
-    files = list_model(directory)
-    geometry = read_geometry(
-        read_json(directory / "config.json"),
-        dtype=start.arguments.dtype,
-        kv_cache_dtype=start.arguments.kv_cache_dtype,
-    )
-    return _Model(geometry, weigh(files), fingerprint(files))
 
 
 def _refuse_conflicts(start: EngineStart) -> None:
@@ -175,7 +94,7 @@ def _user_buffer_bytes(environ: Mapping[str, str]) -> int | None:
 
 
 def _divide_gpu(
-    session: Session, settings: Settings, start: EngineStart, model: _Model,
+    session: Session, settings: Settings, start: EngineStart, model: Model,
     adapter: EngineAdapter, tensor: int, pipeline: int,
 ) -> Budget | None:  # fmt: skip
     if session.gpus is None:
@@ -193,40 +112,6 @@ def _divide_gpu(
             buffer_bytes=_user_buffer_bytes(session.environ),
         )
     )
-
-
-def _versions(session: Session) -> dict[str, str]:
-    """What wrote the blocks. An image that does not say is its own version."""
-    labels = session.image.labels
-    if ENGINE_VERSION_LABEL in labels and LMCACHE_VERSION_LABEL in labels:
-        return {
-            "engine": labels[ENGINE_VERSION_LABEL],
-            "lmcache": labels[LMCACHE_VERSION_LABEL],
-        }
-    return {"image": session.image.name}
-
-
-def _namespace(
-    session: Session, start: EngineStart, model: _Model,
-    adapter: EngineAdapter, tensor: int, pipeline: int,
-) -> Namespace:  # fmt: skip
-    geometry = model.geometry
-    return namespace_of({
-        "weights": model.fingerprint,
-        "layers": geometry.layers,
-        "kv_heads": geometry.kv_heads,
-        "head_dim": geometry.head_dim,
-        "compute_dtype": geometry.compute_dtype,
-        "kv_dtype": geometry.dtype,
-        "value_changes": dict(start.arguments.value_changes),
-        "tensor_parallel": tensor,
-        "pipeline_parallel": pipeline,
-        "engine": "vllm",
-        "versions": _versions(session),
-        "storage_format": adapter.storage_format,
-        "chunk_tokens": adapter.chunk_tokens,
-        "hash_algorithm": adapter.hash_algorithm,
-    })
 
 
 def _budget_decisions(session: Session, start: EngineStart, budget: Budget) -> list[Decision]:
@@ -291,14 +176,14 @@ def _keep_user_values(
 
 
 def _decide(session: Session, settings: Settings) -> Preparation:
-    folder, folder_why = _find_folder(session, settings)
+    folder, folder_why = find_folder(session, settings)
     start = read_start(session)
     _refuse_conflicts(start)
-    model = _read_model(_model_directory(session, start), start)
+    model = read_model(session, start)
     adapter = _adapter_for(session)
     tensor, pipeline, parallel_decision = _parallel(session, start)
     budget = _divide_gpu(session, settings, start, model, adapter, tensor, pipeline)
-    namespace = _namespace(session, start, model, adapter, tensor, pipeline)
+    namespace = session_namespace(session, start, model, adapter, tensor, pipeline)
     storage = namespace_directory(folder.container_path, namespace.name)
     setup = adapter.setup(
         EngineRequest(

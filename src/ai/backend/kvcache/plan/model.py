@@ -1,0 +1,65 @@
+"""Which model a session runs, and what that means for its KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+from ..errors import DeclinedError
+from ..model.config import read_json
+from ..model.files import Weights, list_model, weigh
+from ..model.fingerprint import fingerprint
+from ..model.geometry import Geometry, read_geometry
+from .session import Session
+from .start import EngineStart
+
+
+@attrs.frozen
+class Model:
+    """A model as far as KV cache is concerned."""
+
+    geometry: Geometry
+    weights: Weights
+    fingerprint: str
+
+
+def _model_directory(session: Session, start: EngineStart) -> Path:
+    """The model's folder as a path of this host."""
+    if start.arguments.model is not None:
+        base = session.service.model_path if session.service else PurePosixPath("/home/work")
+        inside = base / start.arguments.model
+    elif session.service is not None:
+        inside = session.service.model_path
+    else:
+        models = [m for m in session.mounts if m.is_model]
+        if len(models) != 1:
+            raise DeclinedError(
+                "the session has no model folder"
+                if not models
+                else "the session has several model folders and no start command that names one"
+            )
+        inside = models[0].container_path
+    path = session.host_path(inside)
+    if path is None or not path.is_dir():
+        raise DeclinedError(
+            f"the model {str(inside)!r} is not in a folder mounted into the session"
+        )
+    return path
+
+
+def read_model(session: Session, start: EngineStart) -> Model:
+    """Reads the model through this host's path of its folder.
+
+    Raises:
+        DeclinedError: the session has no model folder.
+        ModelError: the model is not readable or not of a kind that is covered.
+    """
+    directory = _model_directory(session, start)
+    files = list_model(directory)
+    geometry = read_geometry(
+        read_json(directory / "config.json"),
+        dtype=start.arguments.dtype,
+        kv_cache_dtype=start.arguments.kv_cache_dtype,
+    )
+    return Model(geometry, weigh(files), fingerprint(files))

@@ -1,0 +1,47 @@
+"""Which namespace a session uses: everything that a cached block's meaning depends on."""
+
+from __future__ import annotations
+
+from ..engine.adapter import EngineAdapter
+from ..folder.namespace import Namespace, namespace_of
+from .model import Model
+from .session import Session
+from .start import EngineStart
+
+#: Image labels that say which engine is inside.
+ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
+LMCACHE_VERSION_LABEL = "ai.backend.kvcache.lmcache-version"
+
+
+def _versions(session: Session) -> dict[str, str]:
+    """What wrote the blocks. An image that does not say is its own version."""
+    labels = session.image.labels
+    if ENGINE_VERSION_LABEL in labels and LMCACHE_VERSION_LABEL in labels:
+        return {
+            "engine": labels[ENGINE_VERSION_LABEL],
+            "lmcache": labels[LMCACHE_VERSION_LABEL],
+        }
+    return {"image": session.image.name}
+
+
+def session_namespace(
+    session: Session, start: EngineStart, model: Model,
+    adapter: EngineAdapter, tensor: int, pipeline: int,
+) -> Namespace:  # fmt: skip
+    geometry = model.geometry
+    return namespace_of({
+        "weights": model.fingerprint,
+        "layers": geometry.layers,
+        "kv_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "compute_dtype": geometry.compute_dtype,
+        "kv_dtype": geometry.dtype,
+        "value_changes": dict(start.arguments.value_changes),
+        "tensor_parallel": tensor,
+        "pipeline_parallel": pipeline,
+        "engine": "vllm",
+        "versions": _versions(session),
+        "storage_format": adapter.storage_format,
+        "chunk_tokens": adapter.chunk_tokens,
+        "hash_algorithm": adapter.hash_algorithm,
+    })
