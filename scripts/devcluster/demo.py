@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from ai.backend.kvcache.folder.usage import directory_bytes
+from ai.backend.kvcache.folder.usage import namespace_bytes
 
 from . import settings
 from .client import Client, connect, model_definition, wait_until
@@ -89,13 +89,13 @@ def plan_of(client: Client, session: str) -> Mapping[str, Any]:
     return plan
 
 
-def wait_for_stores(folder: Path) -> None:
+def wait_for_stores(folder: Path, namespace: str) -> None:
     """LMCache writes behind; the cache is complete once the folder has stopped growing."""
 
     sizes: list[int] = []
 
     def settled() -> bool | None:
-        sizes.append(directory_bytes(folder))
+        sizes.append(namespace_bytes(folder, namespace))
         return (len(sizes) > 2 and sizes[-1] > 0 and len(set(sizes[-3:])) == 1) or None
 
     wait_until("The KV folder", settled, 120, every=1)
@@ -164,7 +164,7 @@ def show(client: Client, image: str, model: Path, prompt: str, elapsed_before: f
         namespace = str(plan_of(client, session)["namespace"]["name"])
     with step(f"First request, cold, to {url}"):
         cold = ask(url, prompt)
-        wait_for_stores(folder / "ns" / namespace)
+        wait_for_stores(folder, namespace)
     with step("Restarting the service in a new container (one to three minutes)"):
         url, session = restart(client, service, session)
     with step("Second request, warm"):
@@ -177,7 +177,7 @@ def show(client: Client, image: str, model: Path, prompt: str, elapsed_before: f
         ttft_cold_seconds=round(cold.first_token_seconds, 3),
         ttft_warm_seconds=round(warm.first_token_seconds, 3),
         answers_equal=cold.text == warm.text,
-        folder_bytes=directory_bytes(folder),
+        folder_bytes=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
         namespace=namespace,
         live_stat={k: v for k, v in sorted(statistics.items()) if k.startswith("kvcache")},
         elapsed_seconds=round(elapsed_before + elapsed_seconds(), 1),

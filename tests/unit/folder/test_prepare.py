@@ -18,8 +18,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 class TestPrepareNamespace:
     def test_directory_and_manifests(self, tmp_path: Path) -> None:
-        directory = prepare_namespace(tmp_path, NAMESPACE, Owner(), {"bytes_per_token": 131_072})
-        assert directory == tmp_path / "ns" / NAMESPACE.name
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), {"bytes_per_token": 131_072})
+        directory = tmp_path / "ns" / NAMESPACE.name
         assert stat.S_IMODE(directory.stat().st_mode) == 0o2775
         assert json.loads((tmp_path / ".kvcache/folder.json").read_text()) == {"format_version": 1}
         manifest = json.loads((tmp_path / f".kvcache/namespaces/{NAMESPACE.name}.json").read_text())
@@ -28,10 +28,11 @@ class TestPrepareNamespace:
         assert manifest["bytes_per_token"] == 131_072
 
     def test_again_keeps_what_is_there(self, tmp_path: Path) -> None:
-        directory = prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
-        (directory / "chunk").write_text("kv")
-        assert prepare_namespace(tmp_path, NAMESPACE, Owner(), {}) == directory
-        assert (directory / "chunk").read_text() == "kv"
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+        chunk = tmp_path / "ns" / NAMESPACE.name / "chunk"
+        chunk.write_text("kv")
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+        assert chunk.read_text() == "kv"
 
     def test_nothing_temporary_remains(self, tmp_path: Path) -> None:
         prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
@@ -42,10 +43,10 @@ class TestPrepareNamespace:
     def test_belongs_to_the_sessions_user_whatever_the_umask(self, tmp_path: Path) -> None:
         old = os.umask(0o077)
         try:
-            directory = prepare_namespace(tmp_path, NAMESPACE, Owner(1100, 1200), {})
+            prepare_namespace(tmp_path, NAMESPACE, Owner(1100, 1200), {})
         finally:
             os.umask(old)
-        status = directory.stat()
+        status = (tmp_path / "ns" / NAMESPACE.name).stat()
         assert (status.st_uid, status.st_gid) == (1100, 1200)
         assert stat.S_IMODE(status.st_mode) == 0o2775
 
@@ -76,6 +77,24 @@ class TestPrepareNamespace:
         (tmp_path / ".kvcache").mkdir()
         (tmp_path / ".kvcache/folder.json").write_text(content)
         with pytest.raises(FolderError, match=r"folder\.json .* is damaged"):
+            prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
+
+    @pytest.mark.parametrize("name", [".kvcache", "ns", f"ns/{NAMESPACE.name}"])
+    def test_a_link_that_leads_elsewhere_is_not_followed(self, tmp_path: Path, name: str) -> None:
+        # The agent is root; a user could have it write and give away directories anywhere.
+        folder, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(FolderError, match="cannot be prepared"):
+            prepare_namespace(folder, NAMESPACE, Owner(1100, 1200), {})
+        assert list(elsewhere.iterdir()) == []
+        assert elsewhere.stat().st_uid == os.geteuid()
+
+    def test_a_manifest_that_is_a_link_is_not_read(self, tmp_path: Path) -> None:
+        (tmp_path / ".kvcache").mkdir()
+        (tmp_path / ".kvcache/folder.json").symlink_to("/etc/hostname")
+        with pytest.raises(FolderError, match="cannot be prepared"):
             prepare_namespace(tmp_path, NAMESPACE, Owner(), {})
 
     @pytest.mark.parametrize("blocked", [".kvcache", "ns"])

@@ -13,7 +13,7 @@ class TestReadJson:
     def test_object(self, tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         path.write_text('{"num_hidden_layers": 88}')
-        assert read_json(path) == {"num_hidden_layers": 88}
+        assert read_json(tmp_path, path) == {"num_hidden_layers": 88}
 
     @pytest.mark.parametrize(
         "content",
@@ -33,29 +33,29 @@ class TestReadJson:
         path = tmp_path / "config.json"
         path.write_bytes(content)
         with pytest.raises(ModelError, match=r"^config\.json of the model [^\n]+$"):
-            read_json(path)
+            read_json(tmp_path, path)
 
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="No such file"):
-            read_json(tmp_path / "config.json")
+            read_json(tmp_path, tmp_path / "config.json")
 
     def test_directory(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="not a regular file"):
-            read_json(tmp_path)
+            read_json(tmp_path, tmp_path)
 
     def test_link_loop(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").symlink_to(tmp_path / "config.json")
-        with pytest.raises(ModelError, match="Too many levels"):
-            read_json(tmp_path / "config.json")
+        with pytest.raises(ModelError, match="cannot be read"):
+            read_json(tmp_path, tmp_path / "config.json")
 
     def test_fifo_does_not_wait_for_a_writer(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "config.json")
         with pytest.raises(ModelError, match="not a regular file"):
-            read_json(tmp_path / "config.json")
+            read_json(tmp_path, tmp_path / "config.json")
 
     def test_too_large_is_not_read(self, tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         with path.open("wb") as file:
             file.truncate(MAX_JSON_BYTES + 1)
         with pytest.raises(ModelError, match="16777217 bytes"):
-            read_json(path)
+            read_json(tmp_path, path)

@@ -24,17 +24,17 @@ def model(tmp_path: Path) -> Path:
 
 
 def print_of(directory: Path) -> str:
-    return fingerprint(list_model(directory))
+    return fingerprint(list_model(directory, directory))
 
 
 class TestWeigh:
     def test_sizes_of_the_files(self, model: Path) -> None:
-        assert weigh(list_model(model)).total_bytes == 2_000_000
+        assert weigh(list_model(model, model)).total_bytes == 2_000_000
 
     def test_index_wins(self, model: Path) -> None:
         index = {"metadata": {"total_size": 137_438_953_472}, "weight_map": {}}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        weights = weigh(list_model(model))
+        weights = weigh(list_model(model, model))
         assert weights.total_bytes == 137_438_953_472
         assert weights.source == "metadata.total_size of model.safetensors.index.json"
 
@@ -42,26 +42,26 @@ class TestWeigh:
     def test_index_that_says_nothing(self, model: Path, metadata: object) -> None:
         index = {"metadata": metadata}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert weigh(list_model(model)).total_bytes == 2_000_000
+        assert weigh(list_model(model, model)).total_bytes == 2_000_000
 
     def test_second_format_is_not_counted_twice(self, model: Path) -> None:
         (model / "pytorch_model.bin").write_bytes(b"0" * 500)
-        assert weigh(list_model(model)).total_bytes == 2_000_000
+        assert weigh(list_model(model, model)).total_bytes == 2_000_000
 
     def test_no_weights(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="no weight files"):
-            weigh(list_model(tmp_path))
+            weigh(list_model(tmp_path, tmp_path))
 
     def test_dangling_and_odd_entries_are_no_weights(self, model: Path) -> None:
         (model / "gone.safetensors").symlink_to(model / "nowhere")
         (model / "loop.safetensors").symlink_to(model / "loop.safetensors")
         (model / "directory.safetensors").mkdir()
         os.mkfifo(model / "fifo.safetensors")
-        assert weigh(list_model(model)).total_bytes == 2_000_000
+        assert weigh(list_model(model, model)).total_bytes == 2_000_000
 
     def test_no_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="cannot be listed"):
-            list_model(tmp_path / "gone")
+            list_model(tmp_path, tmp_path / "gone")
 
 
 class TestFingerprint:
@@ -107,6 +107,21 @@ class TestFingerprint:
         two.rename(one)
         (model / "swap").rename(two)
         assert print_of(model) != before
+
+    def test_links_within_the_folder_are_followed(self, model: Path) -> None:
+        # As the cache of the Hugging Face hub lies on disk: names that link to blobs.
+        before = print_of(model)
+        snapshot = model / "snapshot"
+        snapshot.mkdir()
+        for path in [p for p in model.iterdir() if p.is_file()]:
+            (snapshot / path.name).symlink_to(path)
+        assert fingerprint(list_model(model, snapshot)) == before
+
+    def test_links_out_of_the_folder_are_not(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "outside").write_bytes(b"secret")
+        (model / "tokenizer.model").symlink_to(tmp_path / "outside")
+        with pytest.raises(ModelError, match="leads out of its folder"):
+            print_of(model)
 
     def test_small_files_are_read_whole(self, tmp_path: Path) -> None:
         prints = set()

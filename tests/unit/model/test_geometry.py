@@ -36,7 +36,7 @@ class TestBytesPerToken:
         ],
     )
     def test_published_models(self, data: Path, model: str, expected: int) -> None:
-        geometry = read_geometry(read_json(data / "models" / f"{model}.config.json"))
+        geometry = read_geometry(read_json(data, data / "models" / f"{model}.config.json"))
         assert geometry.bytes_per_token == expected
 
     @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ class TestBytesPerToken:
         ],
     )
     def test_per_gpu(self, data: Path, tensor: int, pipeline: int, expected: int) -> None:
-        geometry = read_geometry(read_json(data / "models" / "devstral-2-123b.config.json"))
+        geometry = read_geometry(read_json(data, data / "models" / "devstral-2-123b.config.json"))
         assert geometry.bytes_per_token_per_gpu(tensor, pipeline) == expected
 
     def test_heads_that_cannot_be_divided(self) -> None:
@@ -108,7 +108,7 @@ class TestRefusals:
     )
     def test_models_that_are_not_plain(self, data: Path, model: str, reason: str) -> None:
         with pytest.raises(ModelError, match=reason):
-            read_geometry(read_json(data / "models" / f"{model}.config.json"))
+            read_geometry(read_json(data, data / "models" / f"{model}.config.json"))
 
     def test_sliding_window_in_use(self) -> None:
         with pytest.raises(ModelError, match="sliding_window = 4096"):

@@ -303,6 +303,20 @@ class TestUsersConfigFile:
         session = make(service=serve("--config", "/models/none.yaml"))
         assert "cannot be read: No such file" in reason(prepare(session, SETTINGS))
 
+    def test_a_way_out_of_the_folder(self, make: SessionMaker, tmp_path: Path) -> None:
+        # A file of this host beside the folder, which a container must not get to see.
+        (tmp_path / "host.yaml").write_text("secret: 1")
+        session = make(service=serve("--config", "/models/../host.yaml"))
+        assert "lies in no mounted folder" in reason(prepare(session, SETTINGS))
+
+    def test_a_link_out_of_the_folder(
+        self, make: SessionMaker, model: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "host.yaml").write_text("secret: 1")
+        (model / "linked.yaml").symlink_to(tmp_path / "host.yaml")
+        session = make(service=serve("--config", "linked.yaml"))
+        assert "leads out of its folder" in reason(prepare(session, SETTINGS))
+
     def test_not_in_a_mounted_folder(self, make: SessionMaker) -> None:
         session = make(service=serve("--config", "/etc/vllm.yaml"))
         assert "lies in no mounted folder" in reason(prepare(session, SETTINGS))

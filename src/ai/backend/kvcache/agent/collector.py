@@ -24,7 +24,7 @@ from ai.backend.common.types import MetricKey
 from ai.backend.logging import BraceStyleAdapter
 
 from ..folder.layout import namespace_directory
-from ..folder.usage import directory_bytes
+from ..folder.usage import namespace_bytes
 from ..metrics.indicators import (
     INDICATORS,
     NAMESPACE_BYTES,
@@ -59,8 +59,8 @@ class _Target:
     container_id: str
     kernel_id: str
     metrics_url: str | None
-    namespace: Path | None
-    """The namespace's directory, as a path of this host."""
+    namespace: tuple[Path, str] | None
+    """(KV folder as a path of this host, name of the namespace)."""
 
 
 @attrs.define
@@ -81,7 +81,7 @@ def _metrics_url(kernel: Any) -> str | None:
     return None
 
 
-def _namespace_directory(kernel: Any, plan: Mapping[str, Any]) -> Path | None:
+def _namespace(kernel: Any, plan: Mapping[str, Any]) -> tuple[Path, str] | None:
     """The plan names the container's path; the kernel's mounts say where that lies on this host."""
     name = plan["namespace"]["name"]
     if not re.fullmatch(r"[0-9a-f]{32}", name):
@@ -90,7 +90,7 @@ def _namespace_directory(kernel: Any, plan: Mapping[str, Any]) -> Path | None:
     for mount in kernel.resource_spec.mounts:
         target = PurePosixPath(mount.target)
         if mount.source is not None and namespace_directory(target, name) == storage:
-            return namespace_directory(Path(mount.source), name)
+            return Path(mount.source), name
     return None
 
 
@@ -112,7 +112,7 @@ class Collector:
         self._executor = executor
         self._http: aiohttp.ClientSession | None = None
         self._plans: dict[str, Mapping[str, Any] | None] = {}
-        self._usages: dict[Path, _Usage] = {}
+        self._usages: dict[tuple[Path, str], _Usage] = {}
 
     async def close(self) -> None:
         if self._http is not None:
@@ -160,9 +160,7 @@ class Collector:
         alive = {kernel_id for kernel_id, _, _ in wanted}
         self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
         targets = [
-            _Target(
-                container_id, kernel_id, _metrics_url(kernel), _namespace_directory(kernel, plan)
-            )
+            _Target(container_id, kernel_id, _metrics_url(kernel), _namespace(kernel, plan))
             for kernel_id, container_id, kernel in wanted
             if (plan := self._plans[kernel_id]) is not None
         ]
@@ -217,7 +215,7 @@ class Collector:
         now = time.monotonic()
         if usage.walk is None and now - usage.measured_at >= USAGE_INTERVAL_SECONDS:
             loop = asyncio.get_running_loop()
-            usage.walk = loop.run_in_executor(self._executor, directory_bytes, target.namespace)
+            usage.walk = loop.run_in_executor(self._executor, namespace_bytes, *target.namespace)
         if usage.walk is not None:
             done, _ = await asyncio.wait({usage.walk}, timeout=USAGE_WAIT_SECONDS)
             # Sessions that share the namespace wait for the same walk; the first one files it.

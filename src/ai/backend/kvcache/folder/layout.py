@@ -1,21 +1,25 @@
-"""Names inside a KV folder. Pure functions: the same for the host's path and the container's."""
+"""Names inside a KV folder. The same for the host's path and the container's."""
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import PurePosixPath
 
-#: Version of everything below; written to folder.json.
+#: Version of everything below; written to the folder's manifest.
 FORMAT_VERSION = 1
 
+#: What the plugin keeps about the folder.
+METADATA = ".kvcache"
 
-def folder_manifest[P: PurePath](folder: P) -> P:
-    return folder / ".kvcache" / "folder.json"
+#: In METADATA: what the folder is.
+FOLDER_MANIFEST = "folder.json"
+
+#: In METADATA: a manifest for each namespace, ``<namespace>.json``.
+NAMESPACE_MANIFESTS = "namespaces"
+
+#: A directory for each namespace, where the engine's own files lie.
+NAMESPACES = "ns"
 
 
-def namespace_manifest[P: PurePath](folder: P, namespace: str) -> P:
-    return folder / ".kvcache" / "namespaces" / f"{namespace}.json"
-
-
-def namespace_directory[P: PurePath](folder: P, namespace: str) -> P:
-    """Where the engine's own files lie."""
-    return folder / "ns" / namespace
+def namespace_directory(folder: PurePosixPath, namespace: str) -> PurePosixPath:
+    """What the engine is given as its storage."""
+    return folder / NAMESPACES / namespace

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
+from ..beneath import open_directory
+from .layout import NAMESPACES
 
-def directory_bytes(directory: Path) -> int:
-    """Bytes of all regular files below a directory; what vanishes during the walk counts as 0.
+
+def namespace_bytes(folder: Path, namespace: str) -> int:
+    """Bytes of all regular files of a namespace; what vanishes during the walk counts as 0.
+
+    Args:
+        folder: the KV folder, as a path of this host. Links in it are not followed.
 
     Raises:
-        OSError: the directory itself cannot be listed.
+        OSError: the namespace's directory cannot be opened.
     """
     total = 0
-    pending = [os.fspath(directory)]
-    while pending:
-        path = pending.pop()
-        try:
-            entries = os.scandir(path)
-        except FileNotFoundError:
-            if path == os.fspath(directory):
-                raise
-            continue
-        with entries:
-            for entry in entries:
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:
-                    continue
+    with ExitStack() as stack:
+        fd: int | None = None
+        for name in (folder, NAMESPACES, namespace):
+            fd = open_directory(name, fd)
+            stack.callback(os.close, fd)
+        for _, _, files, directory in os.fwalk(dir_fd=fd):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    # A link counts with its own few bytes, not with those of its target.
+                    total += os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
     return total

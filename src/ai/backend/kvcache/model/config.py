@@ -9,21 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..beneath import open_file
 from ..errors import ModelError
 
 #: Published config.json files are a few KiB; the largest seen (quantization maps) a few MiB.
 MAX_JSON_BYTES = 16 * 2**20
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
+def read_json(root: Path, path: Path) -> Mapping[str, Any]:
     """Reads a JSON object from a regular file of bounded size.
+
+    Args:
+        root: the mounted folder that the file must lie in, links followed.
+        path: the file.
 
     Raises:
         ModelError: not there, not a regular file, too large, not JSON, or not an object.
     """
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_file(root, path)
     except OSError as e:
         raise ModelError(f"{path.name} of the model cannot be read: {e.strerror}") from e
     try:

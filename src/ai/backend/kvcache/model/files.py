@@ -42,6 +42,8 @@ class FileFacts:
 class ModelFiles:
     """The files of one model folder, sorted by name."""
 
+    root: Path
+    """The mounted folder; links may lead to other places in it."""
     directory: Path
     descriptions: tuple[FileFacts, ...]
     weights: tuple[FileFacts, ...]
@@ -55,8 +57,12 @@ class Weights:
     source: str
 
 
-def list_model(directory: Path) -> ModelFiles:
+def list_model(root: Path, directory: Path) -> ModelFiles:
     """Looks at a model folder's top level, where every engine looks.
+
+    Args:
+        root: the mounted folder.
+        directory: the model's directory in it, or the folder itself.
 
     Raises:
         ModelError: the folder cannot be listed.
@@ -85,6 +91,7 @@ def list_model(directory: Path) -> ModelFiles:
         raise ModelError(f"the model folder cannot be listed: {e.strerror}") from e
     weights = next((by_suffix[s] for s in WEIGHT_SUFFIXES if s in by_suffix), [])
     return ModelFiles(
+        root,
         directory,
         tuple(sorted(descriptions, key=lambda f: f.name)),
         tuple(sorted(weights, key=lambda f: f.name)),
@@ -100,7 +107,7 @@ def weigh(files: ModelFiles) -> Weights:
     names = {f.name for f in files.descriptions}
     for index in INDEX_FILES:
         if index in names:
-            metadata = read_json(files.directory / index).get("metadata")
+            metadata = read_json(files.root, files.directory / index).get("metadata")
             total = metadata.get("total_size") if isinstance(metadata, dict) else None
             if isinstance(total, int) and not isinstance(total, bool) and total > 0:
                 return Weights(total, f"metadata.total_size of {index}")

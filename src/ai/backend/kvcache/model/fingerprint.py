@@ -16,7 +16,9 @@ from pathlib import Path
 
 import xxhash
 
+from ..beneath import open_file
 from ..errors import ModelError
+from .config import MAX_JSON_BYTES
 from .files import FileFacts, ModelFiles
 
 #: Bytes read at the head, where a safetensors file names its tensors.
@@ -37,13 +39,9 @@ def _offsets(size: int) -> list[tuple[int, int]]:
     return [(0, HEAD_BYTES), *between, (last, SAMPLE_BYTES)]
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _announce(path: Path, size: int) -> None:
+def _announce(root: Path, path: Path, size: int) -> None:
     """Has the kernel fetch the samples, without waiting for them."""
-    fd = _open(path)
+    fd = open_file(root, path)
     try:
         for offset, length in _offsets(size):
             os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
@@ -51,8 +49,8 @@ def _announce(path: Path, size: int) -> None:
         os.close(fd)
 
 
-def _hash_weights(digest: xxhash.xxh3_128, path: Path, size: int) -> None:
-    fd = _open(path)
+def _hash_weights(digest: xxhash.xxh3_128, root: Path, path: Path, size: int) -> None:
+    fd = open_file(root, path)
     try:
         for offset, length in _offsets(size):
             digest.update(os.pread(fd, length, offset))
@@ -62,7 +60,7 @@ def _hash_weights(digest: xxhash.xxh3_128, path: Path, size: int) -> None:
 
 @lru_cache(maxsize=256)
 def _fingerprint(
-    directory: Path, descriptions: tuple[FileFacts, ...], weights: tuple[FileFacts, ...]
+    root: Path, directory: Path, descriptions: tuple[FileFacts, ...], weights: tuple[FileFacts, ...]
 ) -> str:
     # The files' times and inodes are in the arguments so that a changed file is read again;
     # they are not in the hash, so that a copy of the model has the same fingerprint.
@@ -70,13 +68,14 @@ def _fingerprint(
     try:
         for facts in descriptions:
             digest.update(f"{facts.name}\0{facts.size}\0".encode())
-            digest.update((directory / facts.name).read_bytes())
+            with os.fdopen(open_file(root, directory / facts.name), "rb") as file:
+                digest.update(file.read(MAX_JSON_BYTES))
         # Samples are small and far apart: a disk or a file server is asked for all at once.
         for facts in weights:
-            _announce(directory / facts.name, facts.size)
+            _announce(root, directory / facts.name, facts.size)
         for facts in weights:
             digest.update(f"{facts.name}\0{facts.size}\0".encode())
-            _hash_weights(digest, directory / facts.name, facts.size)
+            _hash_weights(digest, root, directory / facts.name, facts.size)
     except OSError as e:
         raise ModelError(f"{facts.name} of the model cannot be read: {e.strerror}") from e
     return digest.hexdigest()
@@ -91,4 +90,4 @@ def fingerprint(files: ModelFiles) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    return _fingerprint(files.directory, files.descriptions, files.weights)
+    return _fingerprint(files.root, files.directory, files.descriptions, files.weights)

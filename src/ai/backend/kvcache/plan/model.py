@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import attrs
 
@@ -11,7 +11,7 @@ from ..model.config import read_json
 from ..model.files import Weights, list_model, weigh
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
-from .session import Session
+from .session import Located, Session
 from .start import EngineStart
 
 
@@ -24,8 +24,8 @@ class Model:
     fingerprint: str
 
 
-def _model_directory(session: Session, start: EngineStart) -> Path:
-    """The model's folder as a path of this host."""
+def _locate_model(session: Session, start: EngineStart) -> Located:
+    """Where the model's directory lies on this host."""
     if start.arguments.model is not None:
         base = session.service.model_path if session.service else PurePosixPath("/home/work")
         inside = base / start.arguments.model
@@ -40,12 +40,12 @@ def _model_directory(session: Session, start: EngineStart) -> Path:
                 else "the session has several model folders and no start command that names one"
             )
         inside = models[0].container_path
-    path = session.host_path(inside)
-    if path is None or not path.is_dir():
+    located = session.locate(inside)
+    if located is None or not located.path.is_dir():
         raise DeclinedError(
             f"the model {str(inside)!r} is not in a folder mounted into the session"
         )
-    return path
+    return located
 
 
 def read_model(session: Session, start: EngineStart) -> Model:
@@ -55,10 +55,10 @@ def read_model(session: Session, start: EngineStart) -> Model:
         DeclinedError: the session has no model folder.
         ModelError: the model is not readable or not of a kind that is covered.
     """
-    directory = _model_directory(session, start)
-    files = list_model(directory)
+    located = _locate_model(session, start)
+    files = list_model(located.root, located.path)
     geometry = read_geometry(
-        read_json(directory / "config.json"),
+        read_json(located.root, located.path / "config.json"),
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
     )

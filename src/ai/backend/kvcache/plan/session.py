@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,15 @@ class Mount:
     container_path: PurePosixPath
     writable: bool
     is_model: bool
+
+
+@attrs.frozen
+class Located:
+    """A file or directory of a mounted folder, as paths of this host."""
+
+    root: Path
+    """The folder. Nothing outside of it may be touched on a user's behalf."""
+    path: Path
 
 
 @attrs.frozen
@@ -70,7 +80,10 @@ class Session:
         candidates = [m for m in self.mounts if path.is_relative_to(m.container_path)]
         return max(candidates, key=lambda m: len(m.container_path.parts), default=None)
 
-    def host_path(self, path: PurePosixPath) -> Path | None:
-        """This host's path of a path of the container; None when no folder holds it."""
+    def locate(self, path: PurePosixPath) -> Located | None:
+        """Where a path of the container lies on this host; None when no folder holds it."""
+        path = PurePosixPath(posixpath.normpath(path))
         mount = self.mount_at(path)
-        return None if mount is None else mount.host_path / path.relative_to(mount.container_path)
+        if mount is None:
+            return None
+        return Located(mount.host_path, mount.host_path / path.relative_to(mount.container_path))

@@ -6,6 +6,7 @@ VLLM_EXTRA_ARGS and a config file. They are read together here, and written back
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -14,6 +15,7 @@ from typing import Any
 import attrs
 import yaml
 
+from ..beneath import open_file
 from ..engine.vllm import (
     EXTRA_ARGS,
     EngineArguments,
@@ -55,14 +57,14 @@ class ChangedStart:
 def _read_config(session: Session, name: str) -> Mapping[str, Any]:
     service = session.service
     inside = (service.model_path if service else PurePosixPath("/home/work")) / name
-    path = session.host_path(inside)
-    if path is None:
+    located = session.locate(inside)
+    if located is None:
         raise StartCommandError(
             f"--config {name} lies in no mounted folder, so it cannot be merged with the plugin's, "
             "and vLLM takes only one; put it into a mounted folder"
         )
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(located.root, located.path), "rb") as file:
             config = yaml.safe_load(file.read(_MAX_CONFIG_BYTES))
     except OSError as e:
         raise StartCommandError(f"--config {name} cannot be read: {e.strerror}") from e
