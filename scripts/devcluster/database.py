@@ -17,7 +17,7 @@ from typing import Any
 from . import cache, environments
 from .command import Argv, run, succeeds
 from .console import SetupError, say, step
-from .paths import CACHE, STATE, digest_of
+from .paths import CACHE, CLONE, STATE, digest_of
 from .settings import CONFIG, DATA, DB_PASSWORD, DB_USER, HOST, PORTS, TEMPLATES, rendered
 
 #: Debian's package makes this user; PostgreSQL refuses to run as root.
@@ -36,7 +36,8 @@ _FIXTURES = (
     "example-prometheus-query-preset-categories",
     "example-prometheus-query-presets",
 )
-_OWN_FIXTURE = TEMPLATES / "fixtures" / "cluster.json"
+#: The slot's type is what an administrator populates too.
+_OWN_FIXTURES = (TEMPLATES / "fixtures" / "cluster.json", CLONE / "configs" / "slot-type.json")
 _SQL = TEMPLATES / "database.sql"
 #: `app-proxy-coordinator schema` fails for want of an argument; the command behind it works.
 _APPPROXY_SCHEMA = "from ai.backend.appproxy.coordinator.cli.dbschema import oneshot; oneshot()"
@@ -108,7 +109,7 @@ def query(sql: str, database: str = "backend") -> str:
 def prepare() -> None:
     """Fills the databases, once in this clone's life."""
     made_from = digest_of(
-        _OWN_FIXTURE,
+        *_OWN_FIXTURES,
         rendered(_SQL),
         TEMPLATES / "constraints-backendai.txt",
         TEMPLATES / "constraints-appproxy.txt",
@@ -164,7 +165,7 @@ def _login() -> dict[str, str]:
 def _merged_fixture() -> Mapping[str, list[dict[str, Any]]]:
     """Backend.AI's own fixtures and ours as one: each run of its command line costs seconds."""
     packaged = environments.site_packages(environments.backendai()) / "ai/backend/install/fixtures"
-    sources = [packaged / f"{name}.json" for name in _FIXTURES] + [_OWN_FIXTURE]
+    sources = [packaged / f"{name}.json" for name in _FIXTURES] + [*_OWN_FIXTURES]
     tables: dict[str, list[dict[str, Any]]] = {}
     for source in sources:
         for table, rows in json.loads(source.read_text()).items():
