@@ -6,9 +6,10 @@ Runs in the environment that `scripts/cluster up` makes; everything else here ru
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -92,7 +93,13 @@ class Client:
     def upload(self, folder: str, directory: Path) -> None:
         """Uploads every file at the top of a directory into a folder."""
         files = [path for path in directory.iterdir() if path.is_file()]
-        self.api.VFolder(folder).upload(files, basedir=directory, show_progress=False)
+        # The client library prints a bar for each file, whatever it is told.
+        with (
+            Path(os.devnull).open("w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
+            self.api.VFolder(folder).upload(files, basedir=directory)
 
     def start_session(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ class SetupError(Exception):
     """The set-up cannot go on. The message says what is wrong and what to do about it."""
 
 
-_started = time.monotonic()
+#: A program that one of ours starts goes on counting where that one was.
+ELAPSED_VARIABLE = "DEVCLUSTER_ELAPSED_SECONDS"
+
+_started = time.monotonic() - float(os.environ.get(ELAPSED_VARIABLE, "0"))
 
 
 def elapsed_seconds() -> float:
-    """Seconds since this program started."""
+    """Seconds since the first of our programs started."""
     return time.monotonic() - _started
 
 

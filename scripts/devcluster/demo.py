@@ -12,6 +12,8 @@ from typing import Any
 import attrs
 
 from ai.backend.kvcache.folder.usage import namespace_bytes
+from ai.backend.kvcache.model.files import list_model
+from ai.backend.kvcache.model.fingerprint import fingerprint
 
 from . import settings
 from .client import Client, connect, model_definition, wait_until
@@ -144,17 +146,17 @@ def ensure_service(client: Client, name: str, image: str) -> str:
     return service
 
 
-def show(client: Client, image: str, model: Path, prompt: str, elapsed_before: float) -> Result:
+def show(client: Client, image: str, model: Path, prompt: str) -> Result:
     """Asks a service, restarts it, and asks again.
 
     Args:
         image: the engine image's name in Docker.
         model: a directory whose files become the model folder's.
         prompt: one that the KV folder has never seen, so that the first request is cold.
-        elapsed_before: seconds that the set-up took.
     """
     definition = model_definition(START_COMMAND)
-    name = f"quickstart-{digest_of(image, definition, json.dumps(RESOURCES))[:8]}"
+    weights = fingerprint(list_model(model, model))
+    name = f"quickstart-{digest_of(image, weights, definition, json.dumps(RESOURCES))[:8]}"
     with step("Model folder and KV folder"):
         ensure_model(client, name, model, definition)
         folder = client.ensure_folder(KV_FOLDER)
@@ -180,7 +182,7 @@ def show(client: Client, image: str, model: Path, prompt: str, elapsed_before: f
         folder_bytes=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
         namespace=namespace,
         live_stat={k: v for k, v in sorted(statistics.items()) if k.startswith("kvcache")},
-        elapsed_seconds=round(elapsed_before + elapsed_seconds(), 1),
+        elapsed_seconds=round(elapsed_seconds(), 1),
     )
 
 
@@ -204,11 +206,11 @@ def table(result: Result) -> str:
 
 
 def main() -> int:
-    image, model, elapsed_before, *result_file = sys.argv[1:]
+    image, model, *result_file = sys.argv[1:]
     try:
         with connect() as client:
             prompt = long_prompt(PROMPT_TOKENS, seed=time.time_ns())
-            result = show(client, image, Path(model), prompt, float(elapsed_before))
+            result = show(client, image, Path(model), prompt)
     except SetupError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

@@ -48,7 +48,7 @@ def result(
     """The quick start, with a model of its own."""
     model = tmp_path_factory.mktemp("model")
     make_tiny_model(model, [*FUNCTION_MODEL, "--seed", str(time.time_ns() % 2**31)], image=image)
-    return demo.show(client, image, model, prompt, elapsed_before=0)
+    return demo.show(client, image, model, prompt)
 
 
 @pytest.fixture(scope="module")
