@@ -454,6 +454,20 @@ class TestNamespace:
     def test_what_matters(self, name: Callable[..., str], changes: dict[str, Any]) -> None:
         assert name(**changes) != name()
 
+    @pytest.mark.parametrize(
+        ("variable", "value"),
+        [
+            ("LMCACHE_CHUNK_SIZE", "512"),
+            ("LMCACHE_PRE_CACHING_HASH_ALGORITHM", "builtin"),
+            ("PYTHONHASHSEED", "0"),
+        ],
+    )
+    def test_users_settings_of_keys_matter(
+        self, name: Callable[..., str], variable: str, value: str
+    ) -> None:
+        gpus = {"gpus": EIGHT_GPUS, "service": serve("-tp", "8")}
+        assert name(**gpus, environ={variable: value}) != name(**gpus)
+
     def test_weights_matter(self, name: Callable[..., str], model: Path) -> None:
         before = name()
         (model / "model.safetensors").write_bytes(b"\1" * 1000)

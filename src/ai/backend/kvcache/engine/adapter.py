@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import attrs
 
@@ -35,13 +36,17 @@ class EngineSetup:
     """What /dev/shm has to hold; 0 when the engine does not care."""
 
 
-class EngineAdapter(Protocol):
+class EngineAdapter(ABC):
     """One way to run an engine with a KV folder."""
 
-    name: str
-    storage_format: str
+    name: ClassVar[str]
+    storage_format: ClassVar[str]
     """Names the form of the files in the folder; part of the namespace."""
-    chunk_tokens: int
-    hash_algorithm: str
+    chunk_tokens: ClassVar[int]
+    hash_algorithm: ClassVar[str]
+    key_variables: ClassVar[tuple[str, ...]] = ()
+    """Variables by which a user can change the engine's keys, and so the namespace."""
 
-    def setup(self, request: EngineRequest) -> EngineSetup: ...
+    @abstractmethod
+    def setup(self, request: EngineRequest) -> EngineSetup:
+        """How the engine is told what the request says."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .adapter import EngineRequest, EngineSetup
+from .adapter import EngineAdapter, EngineRequest, EngineSetup
 
 #: LMCache up to 0.4.3 reads the first name, 0.4.4 and later the second, without an alias; each
 #: ignores the other in silence. In MiB.
@@ -19,7 +19,7 @@ BUFFER_VARIABLES = ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE")
 CONFIG_FILE = "lmcache.yaml"
 
 
-class LMCacheInProcess:
+class LMCacheInProcess(EngineAdapter):
     """For sessions with GPUs."""
 
     name = "lmcache-inprocess-gds"
@@ -28,6 +28,11 @@ class LMCacheInProcess:
     # The default, Python's own hash, differs between vLLM's scheduler and worker processes and
     # has 64 bits only.
     hash_algorithm = "sha256_cbor"
+    key_variables = (
+        "LMCACHE_CHUNK_SIZE",
+        "LMCACHE_PRE_CACHING_HASH_ALGORITHM",
+        "PYTHONHASHSEED",
+    )
 
     def setup(self, request: EngineRequest) -> EngineSetup:
         if request.buffer_bytes is None:

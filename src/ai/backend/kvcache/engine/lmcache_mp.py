@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from .adapter import EngineRequest, EngineSetup
+from .adapter import EngineAdapter, EngineRequest, EngineSetup
 
 #: Host memory between the engine and the folder, allocated when the server starts.
 L1_GIB = 1
@@ -25,7 +25,7 @@ MESSAGE_TIMEOUT_SECONDS = 60
 START_TIMEOUT_SECONDS = 180
 
 
-class LMCacheMultiProcess:
+class LMCacheMultiProcess(EngineAdapter):
     """For sessions without GPUs."""
 
     name = "lmcache-mp-fs"

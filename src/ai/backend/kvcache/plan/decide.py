@@ -25,7 +25,14 @@ from .model import Model, read_model
 from .namespace import session_namespace
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Session
-from .start import ChangedStart, EngineStart, change_start, read_start
+from .start import (
+    ChangedStart,
+    EngineStart,
+    Parallel,
+    change_start,
+    parallel_of,
+    read_start,
+)
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
@@ -70,18 +77,6 @@ def _adapter_for(session: Session) -> EngineAdapter:
     return LMCacheInProcess()
 
 
-def _parallel(session: Session, start: EngineStart) -> tuple[int, int, Decision]:
-    """(tensor, pipeline) parallel sizes."""
-    pipeline = start.arguments.pipeline_parallel
-    tensor, why = start.arguments.tensor_parallel, "as the start command says"
-    if tensor is None and start.command is None and session.gpus:
-        tensor = max(1, session.gpus.count // pipeline)
-        why = "assumed, one rank per GPU, since the start command does not say"
-    elif tensor is None:
-        tensor, why = 1, "vLLM's default"
-    return tensor, pipeline, Decision("tensor_parallel", tensor, why)
-
-
 def _user_buffer_bytes(environ: Mapping[str, str]) -> int | None:
     for variable in BUFFER_VARIABLES:
         value = environ.get(variable)
@@ -95,7 +90,7 @@ def _user_buffer_bytes(environ: Mapping[str, str]) -> int | None:
 
 def _divide_gpu(
     session: Session, settings: Settings, start: EngineStart, model: Model,
-    adapter: EngineAdapter, tensor: int, pipeline: int,
+    adapter: EngineAdapter, parallel: Parallel,
 ) -> Budget | None:  # fmt: skip
     if session.gpus is None:
         return None
@@ -103,8 +98,10 @@ def _divide_gpu(
     return divide(
         GpuRequest(
             memory_bytes=session.gpus.memory_bytes,
-            weights_bytes=-(-model.weights.total_bytes // (tensor * pipeline)),
-            bytes_per_token=model.geometry.bytes_per_token_per_gpu(tensor, pipeline),
+            weights_bytes=-(-model.weights.total_bytes // (parallel.tensor * parallel.pipeline)),
+            bytes_per_token=model.geometry.bytes_per_token_per_gpu(
+                parallel.tensor, parallel.pipeline
+            ),
             context_tokens=start.arguments.max_model_len or model.geometry.max_model_len,
             chunk_tokens=adapter.chunk_tokens,
             concurrent_transfers=settings.concurrent_transfers,
@@ -181,9 +178,9 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     _refuse_conflicts(start)
     model = read_model(session, start)
     adapter = _adapter_for(session)
-    tensor, pipeline, parallel_decision = _parallel(session, start)
-    budget = _divide_gpu(session, settings, start, model, adapter, tensor, pipeline)
-    namespace = session_namespace(session, start, model, adapter, tensor, pipeline)
+    parallel = parallel_of(session, start)
+    budget = _divide_gpu(session, settings, start, model, adapter, parallel)
+    namespace = session_namespace(session, start, model, adapter, parallel)
     storage = namespace_directory(folder.container_path, namespace.name)
     setup = adapter.setup(
         EngineRequest(
@@ -219,7 +216,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             Decision(
                 "engine", adapter.name, "GPUs allotted" if session.gpus else "no GPU allotted"
             ),
-            parallel_decision,
+            Decision("tensor_parallel", parallel.tensor, parallel.why),
             Decision("bytes_per_token", model.geometry.bytes_per_token, "from config.json"),
             Decision("weights", gib(model.weights.total_bytes), model.weights.source),
             *(_budget_decisions(session, start, budget) if budget else ()),

@@ -6,7 +6,7 @@ from ..engine.adapter import EngineAdapter
 from ..folder.namespace import Namespace, namespace_of
 from .model import Model
 from .session import Session
-from .start import EngineStart
+from .start import EngineStart, Parallel
 
 #: Image labels that say which engine is inside.
 ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
@@ -25,9 +25,9 @@ def _versions(session: Session) -> dict[str, str]:
 
 
 def session_namespace(
-    session: Session, start: EngineStart, model: Model,
-    adapter: EngineAdapter, tensor: int, pipeline: int,
-) -> Namespace:  # fmt: skip
+    session: Session, start: EngineStart, model: Model, adapter: EngineAdapter, parallel: Parallel
+) -> Namespace:
+    """The namespace in which a session's blocks mean what they say."""
     geometry = model.geometry
     return namespace_of({
         "weights": model.fingerprint,
@@ -37,11 +37,14 @@ def session_namespace(
         "compute_dtype": geometry.compute_dtype,
         "kv_dtype": geometry.dtype,
         "value_changes": dict(start.arguments.value_changes),
-        "tensor_parallel": tensor,
-        "pipeline_parallel": pipeline,
+        "tensor_parallel": parallel.tensor,
+        "pipeline_parallel": parallel.pipeline,
         "engine": "vllm",
         "versions": _versions(session),
         "storage_format": adapter.storage_format,
         "chunk_tokens": adapter.chunk_tokens,
         "hash_algorithm": adapter.hash_algorithm,
+        "user_settings": {
+            name: session.environ[name] for name in adapter.key_variables if name in session.environ
+        },
     })

@@ -47,6 +47,16 @@ class EngineStart:
 
 
 @attrs.frozen
+class Parallel:
+    """How the model is divided over GPUs."""
+
+    tensor: int
+    pipeline: int
+    why: str
+    """Where the tensor-parallel size comes from."""
+
+
+@attrs.frozen
 class ChangedStart:
     """What to put in the place of the user's."""
 
@@ -102,6 +112,17 @@ def read_start(session: Session) -> EngineStart:
     return EngineStart(
         command, read_arguments(_behind_model(written, arguments_of_config(config))), config
     )
+
+
+def parallel_of(session: Session, start: EngineStart) -> Parallel:
+    """What vLLM was told; where nobody knows how it will be started, one rank per GPU."""
+    pipeline = start.arguments.pipeline_parallel
+    if start.arguments.tensor_parallel is not None:
+        return Parallel(start.arguments.tensor_parallel, pipeline, "as vLLM is told")
+    if start.command is None and session.gpus:
+        tensor = max(1, session.gpus.count // pipeline)
+        return Parallel(tensor, pipeline, "assumed, one rank per GPU: no start command says it")
+    return Parallel(1, pipeline, "vLLM's default")
 
 
 def change_start(session: Session, command: VllmCommand, added: Sequence[str]) -> ChangedStart:
