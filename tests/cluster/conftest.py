@@ -71,14 +71,6 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def kv_folder(client: Client) -> Iterator[tuple[str, Path]]:
-    """A new, empty KV folder: (name, path on this machine)."""
-    name = f"kv-{uuid.uuid4().hex[:8]}"
-    yield name, client.ensure_folder(name)
-    client.api.VFolder(name).delete()
-
-
 @pytest.fixture(scope="session")
 def model_folder(client: Client) -> tuple[str, Path]:
     """Devstral 2 123B without its weights: the configuration, and an index that states 16 GiB for
@@ -92,9 +84,31 @@ def model_folder(client: Client) -> tuple[str, Path]:
     return name, path
 
 
+@attrs.frozen
+class Folders:
+    """The folders of one test: names, and the KV folder's path on this machine."""
+
+    kv: str
+    kv_path: Path
+    model: str
+
+    @property
+    def mounts(self) -> dict[str, str | None]:
+        """The KV folder at the plugin's mount point, and the model."""
+        return {self.kv: "/kvcache", self.model: "/models"}
+
+
 @pytest.fixture
-def start(client: Client, kv_folder: tuple[str, Path]) -> Iterator[SessionStarter]:
-    """Starts interactive sessions, and ends them after the test, before the folder goes."""
+def folders(client: Client, model_folder: tuple[str, Path]) -> Iterator[Folders]:
+    """A new, empty KV folder, and the model."""
+    name = f"kv-{uuid.uuid4().hex[:8]}"
+    yield Folders(name, client.ensure_folder(name), model_folder[0])
+    client.api.VFolder(name).delete()
+
+
+@pytest.fixture
+def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
+    """Starts interactive sessions, and ends them after the test, before its folder goes."""
     started: list[str] = []
 
     def start_session(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:

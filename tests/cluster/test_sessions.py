@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from devcluster import lifecycle
+from prometheus_client.parser import text_string_to_metric_families
+
+from devcluster import lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
-from .conftest import RunningSession, SessionStarter, running
+from .conftest import Folders, RunningSession, SessionStarter, running
 
 #: Whatever the plugin ever sets.
 OURS = ("LMCACHE_", "BACKENDAI_KVCACHE_", "PYTHONHASHSEED", "VLLM_")
 
 
 class TestFolder:
-    def test_found_by_path(
-        self,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
-    ) -> None:
-        session = start({kv_folder[0]: "/kvcache", model_folder[0]: "/models"})
+    def test_found_by_path(self, start: SessionStarter, folders: Folders) -> None:
+        session = start(folders.mounts)
         plan = session.plan()
         assert plan["kv_cache"] is True
-        assert plan["folder"] == kv_folder[0]
+        assert plan["folder"] == folders.kv
         assert plan["storage"] == f"/kvcache/ns/{plan['namespace']['name']}"
         # The same directory, from inside and from outside.
         session.run("touch", f"{plan['storage']}/chunk")
-        assert (kv_folder[1] / "ns" / plan["namespace"]["name"] / "chunk").exists()
+        assert (folders.kv_path / "ns" / plan["namespace"]["name"] / "chunk").exists()
 
-    def test_found_by_name(
-        self,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
-    ) -> None:
+    def test_found_by_name(self, start: SessionStarter, folders: Folders) -> None:
         session = start(
-            {kv_folder[0]: None, model_folder[0]: "/models"},
-            environ={"BACKENDAI_KVCACHE_FOLDER": kv_folder[0]},
+            {folders.kv: None, folders.model: "/models"},
+            environ={"BACKENDAI_KVCACHE_FOLDER": folders.kv},
         )
-        assert session.plan()["storage"].startswith(f"/home/work/{kv_folder[0]}/ns/")
+        assert session.plan()["storage"].startswith(f"/home/work/{folders.kv}/ns/")
 
 
 class TestGpus:
     """Eight mock GPUs of 80 GiB with the reference model."""
 
-    def test_gds_path_and_buffer(
-        self,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
-    ) -> None:
-        session = start(
-            {kv_folder[0]: "/kvcache", model_folder[0]: "/models"}, resources={"cuda.device": 8}
-        )
+    def test_gds_path_and_buffer(self, start: SessionStarter, folders: Folders) -> None:
+        session = start(folders.mounts, resources={"cuda.device": 8})
         plan = session.plan()
         for environ in (session.environ(), session.process_environ()):
             assert environ["LMCACHE_GDS_PATH"] == plan["storage"]
@@ -65,14 +50,9 @@ class TestGpus:
             assert environ["GPU_COUNT"] == "8"
         assert "--gpu-memory-utilization 0.6" in plan["add_by_hand"]
 
-    def test_users_value_wins(
-        self,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
-    ) -> None:
+    def test_users_value_wins(self, start: SessionStarter, folders: Folders) -> None:
         session = start(
-            {kv_folder[0]: "/kvcache", model_folder[0]: "/models"},
+            folders.mounts,
             resources={"cuda.device": 8},
             environ={"LMCACHE_CUFILE_BUFFER_SIZE": "8192", "LMCACHE_CHUNK_SIZE": "512"},
         )
@@ -86,8 +66,8 @@ class TestGpus:
 
 
 class TestSessionWithoutKVCache:
-    def test_is_left_alone(self, start: SessionStarter, model_folder: tuple[str, Path]) -> None:
-        session = start({model_folder[0]: "/models"}, resources={"cuda.device": 1})
+    def test_is_left_alone(self, start: SessionStarter, folders: Folders) -> None:
+        session = start({folders.model: "/models"}, resources={"cuda.device": 1})
         assert not (session.config_dir / "kvcache").exists()
         for environ in (session.environ(), session.process_environ()):
             assert [name for name in environ if name.startswith(OURS)] == []
@@ -100,40 +80,34 @@ class TestSessionWithoutKVCache:
 class TestFaults:
     """The session runs, and its plan has the reason."""
 
-    def test_read_only_folder(
-        self,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
-    ) -> None:
-        session = start(
-            {kv_folder[0]: "/kvcache", model_folder[0]: "/models"}, read_only=(kv_folder[0],)
-        )
+    def test_read_only_folder(self, start: SessionStarter, folders: Folders) -> None:
+        session = start(folders.mounts, read_only=(folders.kv,))
         plan = session.plan()
         assert plan["kv_cache"] is False
         assert "mounted read-only" in plan["no_kv_cache_because"]
         assert [n for n in session.environ() if n.startswith(OURS)] == []
-        assert list(kv_folder[1].iterdir()) == []
+        assert list(folders.kv_path.iterdir()) == []
 
-    def test_no_model_folder(self, start: SessionStarter, kv_folder: tuple[str, Path]) -> None:
-        session = start({kv_folder[0]: "/kvcache"})
+    def test_no_model_folder(self, start: SessionStarter, folders: Folders) -> None:
+        session = start({folders.kv: "/kvcache"})
         assert session.plan()["no_kv_cache_because"] == "the session has no model folder"
 
 
 class TestAtTheSameTime:
     def test_two_sessions_do_not_see_each_others_plan(
-        self, client: Client, kv_folder: tuple[str, Path], model_folder: tuple[str, Path]
+        self, client: Client, folders: Folders
     ) -> None:
-        name, _ = kv_folder
-
         def create(arguments: dict[str, Any]) -> str:
             with connect() as own:
                 return own.start_session(wait=False, **arguments)
 
-        mounts = {name: "/kvcache", model_folder[0]: "/models"}
         wanted: list[dict[str, Any]] = [
-            {"name": "test-at-once-gpus", "mounts": mounts, "resources": {"cuda.device": 8}},
-            {"name": "test-at-once-cpus", "mounts": mounts},
+            {
+                "name": "test-at-once-gpus",
+                "mounts": folders.mounts,
+                "resources": {"cuda.device": 8},
+            },
+            {"name": "test-at-once-cpus", "mounts": folders.mounts},
         ]
         with ThreadPoolExecutor(2) as executor:
             ids = list(executor.map(create, wanted))
@@ -152,21 +126,35 @@ class TestAtTheSameTime:
 
 class TestMetrics:
     def test_reach_the_manager_and_outlive_the_agent(
-        self,
-        client: Client,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
+        self, client: Client, start: SessionStarter, folders: Folders
     ) -> None:
-        session = start({kv_folder[0]: "/kvcache", model_folder[0]: "/models"})
+        session = start(folders.mounts)
         storage = session.plan()["storage"]
         session.run("dd", "if=/dev/zero", f"of={storage}/chunk", "bs=1000", "count=5")
         self._wait_for_bytes(client, session, "5000")
+        assert self._on_the_agents_page(session) == 5000
         session.run("dd", "if=/dev/zero", f"of={storage}/chunk", "bs=1000", "count=7")
         lifecycle.restart("agent")
         # A restarted agent starts from nothing, so that the new size shows at its first tick.
         self._wait_for_bytes(client, session, "7000")
         assert client.session(session.id)["status"] == "RUNNING"
+
+    @staticmethod
+    def _on_the_agents_page(session: RunningSession) -> float:
+        url = f"http://{settings.HOST}:{settings.PORTS['agent_internal']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            page = response.read().decode()
+        wanted = {
+            "container_metric_name": "kvcache_mem",
+            "value_type": "current",
+            "kernel_id": session.kernel_id,
+        }
+        return next(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if wanted.items() <= sample.labels.items()
+        )
 
     @staticmethod
     def _wait_for_bytes(client: Client, session: RunningSession, expected: str) -> None:
@@ -176,13 +164,9 @@ class TestMetrics:
         wait_until(f"kvcache_mem = {expected} in live_stat", reported, timeout=120)
 
     def test_of_an_engine_that_is_not_there_are_absent(
-        self,
-        client: Client,
-        start: SessionStarter,
-        kv_folder: tuple[str, Path],
-        model_folder: tuple[str, Path],
+        self, client: Client, start: SessionStarter, folders: Folders
     ) -> None:
-        session = start({kv_folder[0]: "/kvcache", model_folder[0]: "/models"})
+        session = start(folders.mounts)
         self._wait_for_bytes(client, session, "0")
         ours = {n for n in client.live_stat(session.id) if n.startswith("kvcache")}
         assert ours == {"kvcache_mem"}
