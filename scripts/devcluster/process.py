@@ -100,8 +100,8 @@ def start(service: Service) -> subprocess.Popen[bytes] | None:
             return None
         say(f"{service.name}: its configuration has changed, restarting it")
         stop(service.name, service.stop_signal, service.stop_timeout)
-    RUN.mkdir(parents=True, exist_ok=True)
-    service.log.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (RUN, CONFIG, service.log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     with service.log.open("ab") as log:
         process = subprocess.Popen(
             [str(word) for word in service.argv],
