@@ -25,7 +25,6 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: str | None = None,
-    user: str | None = None,
 ) -> str:
     """Returns the program's standard output; `env` is added to this program's own."""
     words = [str(word) for word in argv]
@@ -35,7 +34,6 @@ def run(
             env={**os.environ, **(env or {})},
             cwd=cwd,
             input=stdin,
-            user=user,
             capture_output=True,
             text=True,
             errors="replace",

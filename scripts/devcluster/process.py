@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .command import tail
 from .console import SetupError, say
-from .paths import STATE, digest_of
+from .paths import digest_of
 from .settings import CONFIG, LOGS, RUN
 
 _POLL_SECONDS = 0.2
@@ -32,7 +32,6 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Files whose change calls for a restart.
     inputs: Sequence[Path] = ()
-    user: str | None = None
     start_timeout: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout: float = 20.0
@@ -106,8 +105,7 @@ def start(service: Service) -> subprocess.Popen[bytes] | None:
         process = subprocess.Popen(
             [str(word) for word in service.argv],
             env={**os.environ, **service.env},
-            cwd=CONFIG if service.user is None else STATE,
-            user=service.user,
+            cwd=CONFIG,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -45,13 +45,13 @@ def _program(name: str) -> str:
 
 def _postgres() -> Service:
     config = CONFIG / "postgresql.conf"
+    program: Argv = [*database.as_its_user(), database.program("postgres")]
     return Service(
         "postgres",
-        [database.program("postgres"), "-D", database.FOLDER, f"--config-file={config}"],
+        [*program, "-D", database.FOLDER, f"--config-file={config}"],
         database.answers,
         port=PORTS["postgres"],
         inputs=[config],
-        user=database.SYSTEM_USER,
         # "Fast": do not wait for clients to leave.
         stop_signal=signal.SIGINT,
     )
