@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -57,10 +57,9 @@ async def silent_port() -> AsyncIterator[int]:
 
 @pytest.fixture
 async def collector(tmp_path: Path) -> AsyncIterator[Collector]:
-    with ThreadPoolExecutor(2) as executor:
-        collector = Collector(tmp_path / "scratches", executor)
-        yield collector
-        await collector.close()
+    collector = Collector(tmp_path / "scratches")
+    yield collector
+    await collector.close()
 
 
 @pytest.fixture
@@ -175,3 +174,14 @@ async def test_damaged_plan(collector: Collector, register: Any, tmp_path: Path)
     kernels = register(None)
     (tmp_path / "scratches/k1/config/kvcache/plan.json").write_text("{")
     assert await collector.collect(kernels, ["c1"]) == []
+
+
+async def test_folder_that_hangs(
+    collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A hanging file server, which this machine does not have.
+    monkeypatch.setattr(collector_module, "namespace_bytes", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(collector_module, "USAGE_WAIT_SECONDS", 0.05)
+    measured = await values(collector, register(engine))
+    assert "kvcache_mem" not in measured
+    assert measured["kvcache_loaded_tokens"] == 8448

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -107,9 +107,10 @@ async def _read_page(response: aiohttp.ClientResponse) -> str:
 class Collector:
     """Scrapes engines and sizes namespaces. Nothing it does raises into the agent's tick."""
 
-    def __init__(self, scratch_root: Path, executor: Executor) -> None:
+    def __init__(self, scratch_root: Path) -> None:
         self._scratch_root = scratch_root
-        self._executor = executor
+        # Of its own: where a file server hangs, walks do, and nothing else.
+        self._walkers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-walk")
         self._http: aiohttp.ClientSession | None = None
         self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._usages: dict[tuple[Path, str], _Usage] = {}
@@ -117,6 +118,7 @@ class Collector:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+        self._walkers.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, kernels: Mapping[Any, Any], container_ids: Sequence[str]
@@ -155,8 +157,7 @@ class Collector:
         ]
         unknown = [kernel_id for kernel_id, _, _ in wanted if kernel_id not in self._plans]
         if unknown:
-            loop = asyncio.get_running_loop()
-            self._plans |= await loop.run_in_executor(self._executor, self._read_plans, unknown)
+            self._plans |= await asyncio.to_thread(self._read_plans, unknown)
         alive = {kernel_id for kernel_id, _, _ in wanted}
         self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
         targets = [
@@ -200,8 +201,7 @@ class Collector:
             async with self._http.get(target.metrics_url) as response:
                 response.raise_for_status()
                 page = await _read_page(response)
-            loop = asyncio.get_running_loop()
-            counters = await loop.run_in_executor(self._executor, read_counters, page)
+            counters = await asyncio.to_thread(read_counters, page)
         except (aiohttp.ClientError, TimeoutError, ValueError) as e:
             # Engines take minutes to load a model, so this is the ordinary state at first.
             log.debug("kernel {}: no engine metrics: {!r}", target.kernel_id, e)
@@ -215,7 +215,7 @@ class Collector:
         now = time.monotonic()
         if usage.walk is None and now - usage.measured_at >= USAGE_INTERVAL_SECONDS:
             loop = asyncio.get_running_loop()
-            usage.walk = loop.run_in_executor(self._executor, namespace_bytes, *target.namespace)
+            usage.walk = loop.run_in_executor(self._walkers, namespace_bytes, *target.namespace)
         if usage.walk is not None:
             done, _ = await asyncio.wait({usage.walk}, timeout=USAGE_WAIT_SECONDS)
             # Sessions that share the namespace wait for the same walk; the first one files it.

@@ -76,11 +76,9 @@ class KVCachePlugin(AbstractComputePlugin):
     async def init(self, context: Any | None = None) -> None:
         self._settings = Settings()
         await self.update_plugin_config(self.plugin_config)
-        # Of our own: file servers that hang use up our threads, not the agent's.
-        self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache")
-        self._collector = Collector(
-            Path(self.local_config["container"]["scratch-root"]), self._executor
-        )
+        # Of its own: where a file server hangs, it uses up our threads and not the agent's.
+        self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache-prepare")
+        self._collector = Collector(Path(self.local_config["container"]["scratch-root"]))
         self._captures = capture.install()
         if not self._captures:
             log.warning(
