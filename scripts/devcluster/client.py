@@ -167,6 +167,8 @@ class Client:
         return [str(item["id"]) for item in items if item["status"] not in _ENDED]
 
     def stop_session(self, session_id: str, timeout: float = 120) -> None:
+        if self.session(session_id)["status"] in _ENDED:
+            return
         self.api.ComputeSession.from_session_id(UUID(session_id)).destroy(forced=True)
 
         def ended() -> bool | None:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from devcluster import command, settings
 from devcluster.client import Client, connect
+from devcluster.console import SetupError
 
 GIB = 2**30
 
@@ -112,6 +113,15 @@ def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
     started: list[str] = []
 
     def start_session(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
+        try:
+            return attempt(mounts, **options)
+        except SetupError:
+            # On a busy machine the agent of Backend.AI 26.4 may take a container that has just
+            # started for one that is gone, since it lists containers before it looks at kernels.
+            # The manager starts replicas of services anew then; sessions it leaves to their user.
+            return attempt(mounts, **options)
+
+    def attempt(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
         session_id = client.start_session(
             f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, wait=False, **options
         )
