@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def other(
 ) -> Iterator[Other]:
     model = tmp_path_factory.mktemp("other-model")
     make_tiny_model(model, [*FUNCTION_MODEL, "--seed", str(time.time_ns() % 2**31)], image=image)
-    name = f"quickstart-other-{time.time_ns() % 10**8}"
+    name = f"quickstart-{uuid.uuid4().hex[:8]}"
     demo.ensure_model(client, name, model, model_definition(demo.START_COMMAND))
     service = demo.ensure_service(client, name, image)
     url, session = demo.wait_for_service(client, service)
