@@ -11,10 +11,20 @@ _PREFIX = "/sorna/local"
 def write() -> None:
     """Writes all keys that the daemons need. The same values may be written any number of times."""
     for key, value in _keys().items():
-        run(
-            ["etcdctl", f"--endpoints={HOST}:{PORTS['etcd']}", "put", f"{_PREFIX}/{key}", value],
-            env={"ETCDCTL_API": "3"},
-        )
+        put(key, value)
+
+
+def put(key: str, value: str) -> None:
+    _etcdctl("put", f"{_PREFIX}/{key}", value)
+
+
+def delete(key: str) -> None:
+    _etcdctl("del", f"{_PREFIX}/{key}")
+
+
+def _etcdctl(*arguments: str) -> None:
+    endpoint = f"--endpoints={HOST}:{PORTS['etcd']}"
+    run(["etcdctl", endpoint, *arguments], env={"ETCDCTL_API": "3"})
 
 
 def _keys() -> dict[str, str]:

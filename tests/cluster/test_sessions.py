@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devcluster import lifecycle, settings
+from devcluster import etcd, lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
 from .conftest import Folders, RunningSession, SessionStarter, running
@@ -34,6 +36,23 @@ class TestFolder:
             environ={"BACKENDAI_KVCACHE_FOLDER": folders.kv},
         )
         assert session.plan()["storage"].startswith(f"/home/work/{folders.kv}/ns/")
+
+
+class TestSettings:
+    _KEY = "config/plugins/accelerator/kvcache/mount-point"
+
+    @pytest.fixture
+    def mount_point(self) -> Iterator[str]:
+        """Another mount point than the default, set in etcd while the agent runs."""
+        etcd.put(self._KEY, "/elsewhere")
+        yield "/elsewhere"
+        etcd.delete(self._KEY)
+
+    def test_agent_follows_a_change(
+        self, mount_point: str, start: SessionStarter, folders: Folders
+    ) -> None:
+        session = start({folders.kv: mount_point, folders.model: "/models"})
+        assert session.plan()["storage"].startswith("/elsewhere/ns/")
 
 
 class TestGpus:
