@@ -11,11 +11,6 @@ import os
 from pathlib import Path
 
 
-def _refuse_outside(root: Path, real: str) -> None:
-    if not Path(real).is_relative_to(os.path.realpath(root)):
-        raise PermissionError(errno.EACCES, "it is a link that leads out of its folder")
-
-
 def open_file(root: Path, path: Path) -> int:
     """Opens a file for reading and returns its descriptor. Links inside the folder are followed.
 
@@ -26,16 +21,17 @@ def open_file(root: Path, path: Path) -> int:
     Raises:
         OSError: it cannot be opened, or lies outside of the folder.
     """
-    # Before opening, since opening a device can have effects; and again, since links can change.
-    _refuse_outside(root, os.path.realpath(path))
-    # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # A descriptor of the place alone: opening what lies there can have effects (devices), and a
+    # link can be changed between a look at it and its use.
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        _refuse_outside(root, os.readlink(f"/proc/self/fd/{fd}"))
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+        link = f"/proc/self/fd/{place}"
+        if not Path(os.readlink(link)).is_relative_to(os.path.realpath(root)):
+            raise PermissionError(errno.EACCES, "it is a link that leads out of its folder")
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
+        return os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(place)
 
 
 def open_directory(name: str | Path, parent: int | None = None) -> int:

@@ -11,7 +11,9 @@ may go unseen.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import lru_cache
+from itertools import batched
 from pathlib import Path
 
 import xxhash
@@ -29,6 +31,10 @@ SAMPLES = 16
 SAMPLE_BYTES = 4 * 2**10
 
 
+#: How many weight files are open at the same time.
+OPEN_FILES = 64
+
+
 def _offsets(size: int) -> list[tuple[int, int]]:
     """(offset, length) of everything that is read of a weight file of this size."""
     if size <= HEAD_BYTES + (SAMPLES + 1) * SAMPLE_BYTES:
@@ -39,23 +45,15 @@ def _offsets(size: int) -> list[tuple[int, int]]:
     return [(0, HEAD_BYTES), *between, (last, SAMPLE_BYTES)]
 
 
-def _announce(root: Path, path: Path, size: int) -> None:
+def _announce(fd: int, size: int) -> None:
     """Has the kernel fetch the samples, without waiting for them."""
-    fd = open_file(root, path)
-    try:
-        for offset, length in _offsets(size):
-            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(fd)
+    for offset, length in _offsets(size):
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
 
 
-def _hash_weights(digest: xxhash.xxh3_128, root: Path, path: Path, size: int) -> None:
-    fd = open_file(root, path)
-    try:
-        for offset, length in _offsets(size):
-            digest.update(os.pread(fd, length, offset))
-    finally:
-        os.close(fd)
+def _hash_weights(digest: xxhash.xxh3_128, fd: int, size: int) -> None:
+    for offset, length in _offsets(size):
+        digest.update(os.pread(fd, length, offset))
 
 
 @lru_cache(maxsize=256)
@@ -70,12 +68,19 @@ def _fingerprint(
             digest.update(f"{facts.name}\0{facts.size}\0".encode())
             with os.fdopen(open_file(root, directory / facts.name), "rb") as file:
                 digest.update(file.read(MAX_JSON_BYTES))
-        # Samples are small and far apart: a disk or a file server is asked for all at once.
-        for facts in weights:
-            _announce(root, directory / facts.name, facts.size)
-        for facts in weights:
-            digest.update(f"{facts.name}\0{facts.size}\0".encode())
-            _hash_weights(digest, root, directory / facts.name, facts.size)
+        for batch in batched(weights, OPEN_FILES):
+            with ExitStack() as stack:
+                opened: list[tuple[FileFacts, int]] = []
+                for facts in batch:
+                    fd = open_file(root, directory / facts.name)
+                    stack.callback(os.close, fd)
+                    opened.append((facts, fd))
+                # Samples are small and far apart: a disk or a file server is asked for all at once.
+                for facts, fd in opened:
+                    _announce(fd, facts.size)
+                for facts, fd in opened:
+                    digest.update(f"{facts.name}\0{facts.size}\0".encode())
+                    _hash_weights(digest, fd, facts.size)
     except OSError as e:
         raise ModelError(f"{facts.name} of the model cannot be read: {e.strerror}") from e
     return digest.hexdigest()
