@@ -32,10 +32,6 @@ async def engine(data: Path) -> AsyncIterator[int]:
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(text=(data / "engine-pages" / PAGE).read_text())
 
-    async def hang(request: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        raise AssertionError
-
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     runner = web.AppRunner(app)
