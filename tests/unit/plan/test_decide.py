@@ -172,8 +172,13 @@ class TestOnGpus:
     def test_lmcache_file_says_the_same(self, make: SessionMaker) -> None:
         preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
         options = yaml.safe_load(preparation.files["lmcache.yaml"])
-        assert options["gds_path"] == preparation.environment["LMCACHE_GDS_PATH"]
-        assert options["cufile_buffer_size"] == options["gds_buffer_size"] == 24576
+        assert options == {
+            "gds_path": preparation.environment["LMCACHE_GDS_PATH"],
+            "chunk_size": 256,
+            "pre_caching_hash_algorithm": "sha256_cbor",
+            "local_cpu": False,
+            "max_local_cpu_size": 0,
+        }
 
     def test_users_utilization_wins(self, make: SessionMaker) -> None:
         service = serve("-tp", "8", "--gpu-memory-utilization", "0.85")

@@ -37,7 +37,6 @@ class LMCacheInProcess(EngineAdapter):
     def setup(self, request: EngineRequest) -> EngineSetup:
         if request.buffer_bytes is None:
             raise ValueError("the GDS backend needs a buffer")
-        buffer_mib = request.buffer_bytes // 2**20
         options: dict[str, Any] = {
             "chunk_size": self.chunk_tokens,
             "gds_path": str(request.storage),
@@ -48,12 +47,10 @@ class LMCacheInProcess(EngineAdapter):
         }
         # LMCache applies environment variables over the file, so a user's variable wins there too.
         environment = {f"LMCACHE_{name.upper()}": str(value) for name, value in options.items()}
-        environment |= dict.fromkeys(BUFFER_VARIABLES, str(buffer_mib))
+        # Not in the file, where LMCache warns of the name it does not know.
+        environment |= dict.fromkeys(BUFFER_VARIABLES, str(request.buffer_bytes // 2**20))
         environment["LMCACHE_CONFIG_FILE"] = str(request.files / CONFIG_FILE)
         environment["PYTHONHASHSEED"] = str(request.hash_seed)
-        options |= {
-            variable.removeprefix("LMCACHE_").lower(): buffer_mib for variable in BUFFER_VARIABLES
-        }
         return EngineSetup(
             environment=environment,
             files={CONFIG_FILE: yaml.safe_dump(options)},
