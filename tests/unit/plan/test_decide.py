@@ -386,6 +386,11 @@ class TestFaults:
         session = make(service=serve("--kv-transfer-config.kv_connector", "Mine"))
         assert "left alone" in reason(prepare(session, SETTINGS))
 
+    def test_lmcache_configuration_of_the_users_own(self, make: SessionMaker) -> None:
+        # Our variables would override what that file says.
+        session = make(gpus=EIGHT_GPUS, environ={"LMCACHE_CONFIG_FILE": "/models/lmcache.yaml"})
+        assert "LMCACHE_CONFIG_FILE is already set" in reason(prepare(session, SETTINGS))
+
     def test_lora(self, make: SessionMaker) -> None:
         assert "--enable-lora" in reason(prepare(make(service=serve("--enable-lora")), SETTINGS))
 

@@ -16,6 +16,7 @@ from .adapter import EngineAdapter, EngineRequest, EngineSetup
 #: ignores the other in silence. In MiB.
 BUFFER_VARIABLES = ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE")
 
+CONFIG_VARIABLE = "LMCACHE_CONFIG_FILE"
 CONFIG_FILE = "lmcache.yaml"
 
 
@@ -49,7 +50,7 @@ class LMCacheInProcess(EngineAdapter):
         environment = {f"LMCACHE_{name.upper()}": str(value) for name, value in options.items()}
         # Not in the file, where LMCache warns of the name it does not know.
         environment |= dict.fromkeys(BUFFER_VARIABLES, str(request.buffer_bytes // 2**20))
-        environment["LMCACHE_CONFIG_FILE"] = str(request.files / CONFIG_FILE)
+        environment[CONFIG_VARIABLE] = str(request.files / CONFIG_FILE)
         environment["PYTHONHASHSEED"] = str(request.hash_seed)
         return EngineSetup(
             environment=environment,

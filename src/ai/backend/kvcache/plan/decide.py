@@ -13,7 +13,7 @@ import attrs
 import yaml
 
 from ..engine.adapter import EngineAdapter, EngineRequest
-from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
+from ..engine.lmcache_inprocess import BUFFER_VARIABLES, CONFIG_VARIABLE, LMCacheInProcess
 from ..engine.lmcache_mp import LMCacheMultiProcess
 from ..errors import DeclinedError, KVCacheError, StartCommandError
 from ..folder.layout import namespace_directory
@@ -53,7 +53,12 @@ class Preparation:
     """0: left as it is."""
 
 
-def _refuse_conflicts(start: EngineStart) -> None:
+def _refuse_conflicts(session: Session, start: EngineStart) -> None:
+    if CONFIG_VARIABLE in session.environ:
+        raise DeclinedError(
+            f"{CONFIG_VARIABLE} is already set, so the user's own LMCache configuration is left "
+            "alone; single options may be set as LMCACHE_* variables instead"
+        )
     if start.arguments.connector:
         raise DeclinedError(
             f"{start.arguments.connector} is already given, so the user's own KV configuration "
@@ -175,7 +180,7 @@ def _keep_user_values(
 def _decide(session: Session, settings: Settings) -> Preparation:
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
-    _refuse_conflicts(start)
+    _refuse_conflicts(session, start)
     model = read_model(session, start)
     adapter = _adapter_for(session)
     parallel = parallel_of(session, start)
