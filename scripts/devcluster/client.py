@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from ai.backend.client.session import Session as ApiSession
 from ai.backend.common.dto.manager.session.types import MountOption
 from ai.backend.common.types import MountPermission
 
-from . import configuration, settings
+from . import configuration, images, settings
 from .console import SetupError
 
-SMALL_IMAGE = "local/stable/python-small:3.11-debian12"
+SMALL_IMAGE = f"local/{images.SMALL}"
 
 type Variables = Mapping[str, str]
 
@@ -90,9 +90,8 @@ class Client:
         scope = folder["quota_scope_id"].partition(":")[2].replace("-", "")
         return settings.VOLUME / scope / folder["id"][:2] / folder["id"][2:4] / folder["id"][4:]
 
-    def upload(self, folder: str, directory: Path) -> None:
-        """Uploads every file at the top of a directory into a folder."""
-        files = [path for path in directory.iterdir() if path.is_file()]
+    def upload(self, folder: str, directory: Path, files: Sequence[Path]) -> None:
+        """Uploads files at the top of a directory into a folder."""
         # The client library prints a bar for each file, whatever it is told.
         with (
             Path(os.devnull).open("w") as nowhere,
@@ -111,9 +110,8 @@ class Client:
         resources: Mapping[str, str | int] | None = None,
         resource_opts: Mapping[str, str | int] | None = None,
         read_only: tuple[str, ...] = (),
-        wait: bool = True,
     ) -> str:
-        """Starts an interactive session and returns its id.
+        """Asks for an interactive session and returns its id.
 
         Args:
             mounts: folder name → path in the container; None: under /home/work.
@@ -131,10 +129,7 @@ class Client:
             resource_opts=dict(resource_opts or {}),
             enqueue_only=True,
         )
-        session_id = str(session.id)
-        if wait:
-            self.wait_for_container(session_id)
-        return session_id
+        return str(session.id)
 
     def session(self, session_id: str) -> Mapping[str, Any]:
         """Status and kernels of a session, as the manager reports them."""

@@ -116,10 +116,14 @@ def wait_for_hits(client: Client, session: str) -> dict[str, str]:
 def ensure_model(client: Client, name: str, model: Path, definition: str) -> None:
     client.ensure_folder(name, "model")
     present = {item["name"] for item in client.api.VFolder(name).list_files()["items"]}
-    if "model-definition.yaml" in present:
+    written = model / "model-definition.yaml"
+    if written.name in present:
         return
-    (model / "model-definition.yaml").write_text(definition)
-    client.upload(name, model)
+    written.write_text(definition)
+    # Last, so that it is there only if all the others are, whatever interrupts an upload.
+    others = [path for path in model.iterdir() if path.is_file() and path != written]
+    client.upload(name, model, others)
+    client.upload(name, model, [written])
 
 
 def ensure_service(client: Client, name: str, image: str) -> str:

@@ -50,8 +50,10 @@ def create(
     kv_folder.mkdir()
     numbers = itertools.count()
 
+    no_docker: Any = None  # The plugin never calls it.
+
     async def mount_krunner(self: Any, resource_spec: Any, environ: Any) -> None:
-        await plugin.generate_docker_args(None, {})  # type: ignore[arg-type]
+        await plugin.generate_docker_args(no_docker, {})
         source_path = tmp_path / self.kernel_id / "config" / "kvcache"
         source_path.mkdir(parents=True)
         await plugin.generate_mounts(source_path, {})

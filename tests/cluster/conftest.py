@@ -122,9 +122,7 @@ def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
             return attempt(mounts, **options)
 
     def attempt(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
-        session_id = client.start_session(
-            f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, wait=False, **options
-        )
+        session_id = client.start_session(f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, **options)
         started.append(session_id)
         return running(client, session_id)
 

@@ -118,7 +118,7 @@ class TestAtTheSameTime:
     ) -> None:
         def create(arguments: dict[str, Any]) -> str:
             with connect() as own:
-                return own.start_session(wait=False, **arguments)
+                return own.start_session(**arguments)
 
         wanted: list[dict[str, Any]] = [
             {

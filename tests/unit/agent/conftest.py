@@ -118,9 +118,11 @@ async def plugin(
 ) -> AsyncIterator[KVCachePlugin]:
     plugin = KVCachePlugin({}, {"container": {"scratch-root": scratch_root}})
 
+    no_docker: Any = None  # The plugin never calls it.
+
     async def mount_krunner(self: Any, resource_spec: Any, environ: Any) -> None:
         kernel: FakeKernel = self.kernel
-        kernel.docker_args.update(await plugin.generate_docker_args(None, {}))  # type: ignore[arg-type]
+        kernel.docker_args.update(await plugin.generate_docker_args(no_docker, {}))
         kernel.source_path.mkdir()
         await plugin.generate_mounts(kernel.source_path, {})
 

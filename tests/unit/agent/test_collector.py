@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from ai.backend.kvcache.agent import collector as collector_module
 from ai.backend.kvcache.agent.collector import Collector
@@ -34,13 +35,9 @@ async def engine(data: Path) -> AsyncIterator[int]:
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    yield site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        assert server.port is not None
+        yield server.port
 
 
 @pytest.fixture

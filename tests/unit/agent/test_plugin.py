@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from ai.backend.agent.agent import AbstractKernelCreationContext
 from ai.backend.kvcache.agent import capture
 from ai.backend.kvcache.agent import plugin as plugin_module
 from ai.backend.kvcache.agent.plugin import KVCachePlugin
+
+#: The plugin never calls Docker.
+NO_DOCKER: Any = None
 
 type KernelMaker = Callable[..., Any]
 
@@ -157,6 +161,29 @@ class TestFaults:
         await kernel.create()
         assert (kernel.environ, kernel.context.kernel_config) == before
 
+    async def test_of_an_agent_whose_objects_cannot_be_changed(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        kernel = make_kernel()
+        model = kernel.context.kernel_config["internal_data"]["model_definition"]["models"][0]
+        model["service"] = MappingProxyType(model["service"])
+        command, environ = start_command(kernel), dict(kernel.environ)
+        await kernel.create()
+        assert (start_command(kernel), kernel.environ) == (command, environ)
+        assert "a fault of the plugin" in plan_of(kernel)["no_kv_cache_because"]
+
+    async def test_all_our_threads_hang(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Hanging file servers, which this machine does not have.
+        monkeypatch.setattr(plugin_module, "prepare", lambda *_: time.sleep(1))
+        monkeypatch.setattr(plugin_module, "PREPARE_TIMEOUT_SECONDS", 0.05)
+        await asyncio.gather(*(make_kernel().create() for _ in range(8)))
+        bystander = make_kernel(with_folder=False)
+        async with asyncio.timeout(0.5):
+            await bystander.create()
+        assert not bystander.source_path.exists()
+
 
 class TestLateWay:
     """An agent whose kernel creation has another shape: only environment and files are added."""
@@ -181,7 +208,7 @@ class TestLateWay:
         return plugin
 
     async def run(self, plugin: KVCachePlugin, kernel: Any) -> None:
-        assert await plugin.generate_docker_args(None, {}) == {}  # type: ignore[arg-type]
+        assert await plugin.generate_docker_args(NO_DOCKER, {}) == {}
         kernel.source_path.mkdir()
         assert await plugin.generate_mounts(kernel.source_path, {}) == []
         assert await plugin.generate_resource_data({}) == {}

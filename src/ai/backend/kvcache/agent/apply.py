@@ -19,17 +19,20 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def change_kernel(captured: Captured, preparation: Preparation) -> None:
-    """Sets environment, start command and shared memory. Touches memory only: it cannot fail
-    half way on a full disk or a missing folder."""
-    captured.environ.update(preparation.environment)
+    """Sets start command, shared memory and environment, in memory only.
+
+    What depends on the shape of the agent's objects comes first, so that a surprise in it leaves
+    the environment, and with it the session's programs, as they were.
+    """
     kernel_config: MutableMapping[str, Any] = captured.context.kernel_config
-    if preparation.start_command is not None:
-        service = kernel_config["internal_data"]["model_definition"]["models"][0]["service"]
-        service["start_command"] = list(preparation.start_command)
     resource_opts = kernel_config.get("resource_opts")
     if preparation.shared_memory_bytes and resource_opts:
         # The agent lets this value win over the one among the docker arguments.
         resource_opts["shmem"] = preparation.shared_memory_bytes
+    if preparation.start_command is not None:
+        service = kernel_config["internal_data"]["model_definition"]["models"][0]["service"]
+        service["start_command"] = list(preparation.start_command)
+    captured.environ.update(preparation.environment)
 
 
 def docker_arguments(preparation: Preparation) -> dict[str, Any]:

@@ -8,6 +8,7 @@ says why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 from collections.abc import Collection, Mapping, Sequence
@@ -66,7 +67,7 @@ class KVCachePlugin(AbstractComputePlugin):
 
     key = device.KEY
     slot_types: Sequence[tuple[SlotName, SlotTypes]] = [(device.SLOT, SlotTypes.UNIFIED)]
-    exclusive_slot_types: set[str] = set()  # noqa: RUF012 (declared so by the base class)
+    exclusive_slot_types = set[str]()
 
     _settings: Settings
     _captures: bool
@@ -132,12 +133,10 @@ class KVCachePlugin(AbstractComputePlugin):
         captured, preparation = capture.current(), _preparation.get()
         if captured is None:
             _late_directory.set(source_path)
-        elif preparation is not None and await self._write(source_path, preparation):
-            change_kernel(captured, preparation)
+        elif preparation is not None:
+            await self._carry_out(captured, preparation, source_path)
         if captured is None or preparation is None:
-            await asyncio.get_running_loop().run_in_executor(
-                self._executor, _remove_empty_directory, source_path
-            )
+            await asyncio.to_thread(_remove_empty_directory, source_path)
         return []
 
     async def generate_resource_data(self, device_alloc: DeviceAllocation) -> Mapping[str, str]:
@@ -191,19 +190,23 @@ class KVCachePlugin(AbstractComputePlugin):
             log.exception("kernel {}: a fault of the plugin", session.kernel_id)
             return without_kv_cache(session.kernel_id, f"a fault of the plugin: {e!r}")
 
-    async def _write(self, directory: Path, preparation: Preparation) -> bool:
+    async def _carry_out(
+        self, captured: capture.Captured, preparation: Preparation, directory: Path
+    ) -> None:
+        # Not in our own threads: the agent's scratch disk has nothing to do with file servers.
+        kernel_id = preparation.plan.kernel_id
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._executor, write_files, directory, preparation.files
-            )
-        except OSError as e:
-            log.warning(
-                "kernel {}: no KV cache: its files cannot be written: {}",
-                preparation.plan.kernel_id,
-                e,
-            )
-            return False
-        return True
+            await asyncio.to_thread(write_files, directory, preparation.files)
+        except Exception as e:
+            log.warning("kernel {}: no KV cache: its files cannot be written: {!r}", kernel_id, e)
+            return
+        try:
+            change_kernel(captured, preparation)
+        except Exception as e:
+            log.exception("kernel {}: no KV cache: a fault of the plugin", kernel_id)
+            instead = without_kv_cache(kernel_id, f"a fault of the plugin: {e!r}")
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(write_files, directory, instead.files)
 
     async def gather_container_measures(
         self, ctx: StatContext, container_ids: Sequence[str]
