@@ -63,7 +63,7 @@ class TestAbsence:
         }
 
     def test_not_a_metrics_page(self) -> None:
-        with pytest.raises(ValueError):  # noqa: PT011 (the parser's messages are its own)
+        with pytest.raises(ValueError, match="not found"):
             read_counters("<html>\n{")
 
 

@@ -67,7 +67,7 @@ class KVCachePlugin(AbstractComputePlugin):
 
     key = device.KEY
     slot_types: Sequence[tuple[SlotName, SlotTypes]] = [(device.SLOT, SlotTypes.UNIFIED)]
-    exclusive_slot_types = set[str]()
+    exclusive_slot_types: set[str] = set()  # noqa: RUF012 (declared so by the base class)
 
     _settings: Settings
     _captures: bool
