@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -199,9 +200,19 @@ class Client:
     def scale_service(self, service_id: str, replicas: int) -> None:
         self.api.Service(service_id).scale(replicas)
 
+    def _service(self, service_id: str) -> Mapping[str, Any]:
+        """What the manager says of a service; nothing while it is still being set up."""
+        try:
+            return dict(self.api.Service(service_id).info())
+        except BackendAPIError as e:
+            # A service that has no active revision yet is "not found".
+            if e.status != HTTPStatus.NOT_FOUND:
+                raise
+            return {}
+
     def service_session(self, service_id: str) -> str | None:
         """The running session of a service's only replica; None while there is none."""
-        for route in self.api.Service(service_id).info()["active_routes"]:
+        for route in self._service(service_id).get("active_routes", ()):
             # A replica that failed stays listed beside the one that replaced it.
             session_id = route["session_id"]
             if session_id and self.session(session_id)["status"] == "RUNNING":
@@ -210,7 +221,7 @@ class Client:
 
     def service_url(self, service_id: str) -> str | None:
         """The public address without a slash at its end; None while there is none."""
-        url = self.api.Service(service_id).info()["service_endpoint"]
+        url = self._service(service_id).get("service_endpoint")
         return str(url).rstrip("/") if url else None
 
     def delete_service(self, service_id: str) -> None:
