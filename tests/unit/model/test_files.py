@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ai.backend.kvcache.errors import ModelError
-from ai.backend.kvcache.model.files import list_model, weigh
+from ai.backend.kvcache.model.files import list_model
 from ai.backend.kvcache.model.fingerprint import HEAD_BYTES, SAMPLE_BYTES, SAMPLES, fingerprint
 
 
@@ -27,38 +26,7 @@ def print_of(directory: Path) -> str:
     return fingerprint(list_model(directory, directory))
 
 
-class TestWeigh:
-    def test_sizes_of_the_files(self, model: Path) -> None:
-        assert weigh(list_model(model, model)).total_bytes == 2_000_000
-
-    def test_index_wins(self, model: Path) -> None:
-        index = {"metadata": {"total_size": 137_438_953_472}, "weight_map": {}}
-        (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        weights = weigh(list_model(model, model))
-        assert weights.total_bytes == 137_438_953_472
-        assert weights.source == "metadata.total_size of model.safetensors.index.json"
-
-    @pytest.mark.parametrize("metadata", [None, {}, {"total_size": -1}, {"total_size": "big"}, []])
-    def test_index_that_says_nothing(self, model: Path, metadata: object) -> None:
-        index = {"metadata": metadata}
-        (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert weigh(list_model(model, model)).total_bytes == 2_000_000
-
-    def test_second_format_is_not_counted_twice(self, model: Path) -> None:
-        (model / "pytorch_model.bin").write_bytes(b"0" * 500)
-        assert weigh(list_model(model, model)).total_bytes == 2_000_000
-
-    def test_no_weights(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="no weight files"):
-            weigh(list_model(tmp_path, tmp_path))
-
-    def test_dangling_and_odd_entries_are_no_weights(self, model: Path) -> None:
-        (model / "gone.safetensors").symlink_to(model / "nowhere")
-        (model / "loop.safetensors").symlink_to(model / "loop.safetensors")
-        (model / "directory.safetensors").mkdir()
-        os.mkfifo(model / "fifo.safetensors")
-        assert weigh(list_model(model, model)).total_bytes == 2_000_000
-
+class TestListing:
     def test_no_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="cannot be listed"):
             list_model(tmp_path, tmp_path / "gone")

@@ -8,17 +8,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ai.backend.kvcache.errors import DeclinedError
-from ai.backend.kvcache.plan.budget import GIB, MIB, GpuRequest, divide, gib
+from ai.backend.kvcache.plan.budget import GpuRequest, divide
+from ai.backend.kvcache.sizes import GIB, MIB
 
 #: Devstral 2 123B at tensor parallel 8 on 80 GiB GPUs: 45,056 bytes a token, so that one context
 #: of 262,144 tokens takes exactly 11 GiB; 16 GiB of weights and 3 GiB of overhead per GPU.
 REFERENCE = GpuRequest(
     memory_bytes=80 * GIB,
     weights_bytes=16 * GIB,
-    bytes_per_token=45_056,
+    context_bytes=11 * GIB,
     context_tokens=262_144,
-    chunk_tokens=256,
-    concurrent_transfers=2,
+    chunk_bytes=256 * 45_056,
 )
 
 
@@ -39,7 +39,8 @@ class TestReference:
 
     def test_small_contexts_still_get_64_chunks(self) -> None:
         # 64 x 256 x 45,056 bytes = 0.69 GiB, in whole GiB
-        assert divide(attrs.evolve(REFERENCE, context_tokens=1024)).buffer_bytes == 1 * GIB
+        small = attrs.evolve(REFERENCE, context_tokens=1024, context_bytes=1024 * 45_056)
+        assert divide(small).buffer_bytes == 1 * GIB
 
 
 class TestShrinking:
@@ -60,6 +61,17 @@ class TestShrinking:
         with pytest.raises(DeclinedError, match=r"pool would have 9 GiB .* takes 11 GiB"):
             divide(attrs.evolve(REFERENCE, weights_bytes=60 * GIB))
 
+    def test_not_even_the_weights(self) -> None:
+        # 72 - 70 - 3 < 0
+        with pytest.raises(DeclinedError, match=r"70 GiB of weights and 3 GiB of overhead do not"):
+            divide(attrs.evolve(REFERENCE, weights_bytes=70 * GIB))
+
+    def test_whole_gibibytes(self) -> None:
+        # 72 - 36.5 - 3 - 11 = 21.5 of room: 21 would leave 0.9 - 21 / 80 = 0.637, in hundredths
+        # 0.63: 50.4 - 39.5 = 10.9, too little. 20 leave 0.65: 52 - 39.5 = 12.5.
+        budget = divide(attrs.evolve(REFERENCE, weights_bytes=73 * GIB // 2))
+        assert (budget.buffer_bytes, str(budget.utilization)) == (20 * GIB, "0.65")
+
     def test_one_context_but_no_buffer(self) -> None:
         # 72 - 58 - 3 = 11: exactly one context, and nothing for the buffer.
         with pytest.raises(DeclinedError, match="24 GiB per GPU leaves"):
@@ -72,21 +84,44 @@ class TestShrinking:
 
 class TestPinnedUtilization:
     def test_full_buffer_fits_beside(self) -> None:
-        budget = divide(attrs.evolve(REFERENCE, utilization=Decimal("0.6")))
+        budget = divide(attrs.evolve(REFERENCE, utilization=Decimal("0.6"), pinned=True))
         assert (budget.buffer_bytes, str(budget.utilization)) == (24 * GIB, "0.6")
         assert budget.notes == ()
 
     def test_smaller_buffer_beside(self) -> None:
         # 80 - 68 - 1.5 = 10.5 GiB; the full buffer would need 1 - 25.5 / 80 = 0.68125.
-        budget = divide(attrs.evolve(REFERENCE, utilization=Decimal("0.85")))
+        budget = divide(attrs.evolve(REFERENCE, utilization=Decimal("0.85"), pinned=True))
         assert budget.buffer_bytes == 10_752 * MIB
         assert str(budget.utilization) == "0.85"
         assert "0.68 would give the full buffer" in budget.notes[0]
 
     def test_nothing_beside(self) -> None:
         # 80 - 78.4 - 1.5 = 0.1 GiB
-        with pytest.raises(DeclinedError, match=r"leaves 0\.1 GiB per GPU .* Lower it to 0\.6"):
-            divide(attrs.evolve(REFERENCE, utilization=Decimal("0.98")))
+        with pytest.raises(DeclinedError, match=r"leaves 0\.1 GiB per GPU .* lower it to 0\.68"):
+            divide(attrs.evolve(REFERENCE, utilization=Decimal("0.98"), pinned=True))
+
+    def test_full_buffer_would_leave_no_context(self) -> None:
+        # Beside 0.85 lie 10.5 GiB. 1 - 25.5 / 80 = 0.68 would hold 24, and leave the pool
+        # 54.4 - 45 - 3 = 6.4 of the 11 GiB that a context takes.
+        request = attrs.evolve(
+            REFERENCE, weights_bytes=45 * GIB, utilization=Decimal("0.85"), pinned=True
+        )
+        budget = divide(request)
+        assert budget.buffer_bytes == 10_752 * MIB
+        assert "would not fit any more" in budget.notes[0]
+
+    def test_never_more_than_the_rule(self) -> None:
+        # Beside 0.5 lie 38.5 GiB, of which two contexts and 5 % need 24.
+        budget = divide(attrs.evolve(REFERENCE, utilization=Decimal("0.5"), pinned=True))
+        assert budget.buffer_bytes == 24 * GIB
+
+    def test_64_chunks_have_to_fit(self) -> None:
+        # 64 chunks of 256 x 45,056 bytes take 704 MiB. Beside 0.97 lie 2.4 - 1.5 = 0.9 GiB, beside
+        # 0.973 lie 2.16 - 1.5 = 0.66 GiB, 675 MiB.
+        enough = attrs.evolve(REFERENCE, utilization=Decimal("0.97"), pinned=True)
+        assert divide(enough).buffer_bytes == 921 * MIB
+        with pytest.raises(DeclinedError, match=r"at least 0\.69 GiB"):
+            divide(attrs.evolve(REFERENCE, utilization=Decimal("0.973"), pinned=True))
 
 
 @given(
@@ -108,11 +143,12 @@ def test_what_is_granted_fits(
     request = GpuRequest(
         memory_bytes=memory * GIB,
         weights_bytes=weights * GIB,
-        bytes_per_token=bytes_per_token,
+        context_bytes=bytes_per_token * context,
         context_tokens=context,
-        chunk_tokens=256,
+        chunk_bytes=256 * bytes_per_token,
         concurrent_transfers=transfers,
-        utilization=utilization,
+        utilization=utilization or Decimal("0.9"),
+        pinned=utilization is not None,
     )
     try:
         budget = divide(request)
@@ -121,10 +157,3 @@ def test_what_is_granted_fits(
     assert budget.pool_bytes_after >= bytes_per_token * context
     assert budget.buffer_bytes >= 64 * 256 * bytes_per_token
     assert budget.buffer_bytes + budget.utilization * memory * GIB <= memory * GIB
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(24 * GIB, "24 GiB"), (3 * GIB // 2, "1.5 GiB"), (0, "0 GiB")]
-)
-def test_gib(size: int, text: str) -> None:
-    assert gib(size) == text

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ai.backend.kvcache.folder.prepare import Owner
+from ai.backend.kvcache.model.catalog import find_in_catalog
 from ai.backend.kvcache.plan.decide import Preparation, prepare
 from ai.backend.kvcache.plan.folder import asks_for_kv_cache
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
@@ -245,7 +246,9 @@ class TestOnGpus:
 
     def test_vllms_default_is_one_gpu(self, make: SessionMaker) -> None:
         # 128 GiB of weights on one GPU of 80 GiB.
-        assert "would have 0 GiB per GPU" in reason(prepare(make(gpus=EIGHT_GPUS), SETTINGS))
+        assert "128 GiB of weights and 3 GiB of overhead do not fit" in reason(
+            prepare(make(gpus=EIGHT_GPUS), SETTINGS)
+        )
 
     def test_other_accelerators(self, make: SessionMaker) -> None:
         session = make(gpus=Gpus("rocm", 8, 80 * GIB))
@@ -358,20 +361,75 @@ class TestFolder:
         assert list(kv_folder.iterdir()) == []
 
 
+class TestKindsOfModels:
+    def test_windows_are_counted_in_full(self, make: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/gemma-3-27b.config.json", weights_bytes=54 * GIB)
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
+        # 62 layers x 2 of 16 heads x 2 x 128 x 2 bytes x 131,072 tokens = 7.75 GiB, twice, and
+        # 5 % more: 16.275, in whole GiB
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "17408"
+        assert "hybrid KV cache manager off" in preparation.plan.warnings[0]
+
+    def test_latent_attention(self, make: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
+        # On every rank 70,272 x 163,840 tokens = 10.72 GiB; the pool of 72 - 50 - 3 = 19 leaves
+        # 8.27 for the buffer: 8, and 0.9 - 8 / 80 = 0.8.
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "8192"
+        assert preparation.plan.arguments[-1] == "0.8"
+
+    def test_decode_context_parallel(self, make: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)
+        service = serve("-tp", "8", "--decode-context-parallel-size", "8")
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service), SETTINGS)
+        # 61 x 144 bytes x 163,840 tokens = 1.34 GiB, twice, and 5 % more: 2.8, in whole GiB
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "3072"
+
+    def test_unknown_family_is_planned_with_a_warning(
+        self, make: SessionMaker, model: Path, data: Path
+    ) -> None:
+        config = json.loads((data / "models/llama-3.1-8b.config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "model_type": "somebodys"}))
+        preparation = prepare(make(), SETTINGS)
+        assert preparation.plan.no_kv_cache_because is None
+        assert "'somebodys' is not known" in preparation.plan.warnings[0]
+
+    def test_mistrals_own_description(self, make: SessionMaker, model: Path) -> None:
+        (model / "config.json").unlink()
+        params = {"dim": 4096, "n_layers": 32, "head_dim": 128, "n_heads": 32, "n_kv_heads": 8}
+        (model / "params.json").write_text(json.dumps(params))
+        plan = json.loads(prepare(make(), SETTINGS).files["plan.json"])
+        assert {d["what"]: d["value"] for d in plan["decisions"]}["bytes_per_token"] == 131_072
+
+
 class TestFaults:
     """Whatever is wrong, the session gets a plan with the reason, and nothing else."""
 
     def test_no_config(self, make: SessionMaker, model: Path) -> None:
         (model / "config.json").unlink()
-        assert "config.json of the model cannot be read" in reason(prepare(make(), SETTINGS))
+        assert "neither config.json nor params.json" in reason(prepare(make(), SETTINGS))
 
     def test_broken_config(self, make: SessionMaker, model: Path) -> None:
         (model / "config.json").write_text("{")
         assert "not valid JSON" in reason(prepare(make(), SETTINGS))
 
-    def test_unknown_model_type(self, make: SessionMaker, model: Path, data: Path) -> None:
-        write_model(model, data / "models/deepseek-v3.config.json")
-        assert "'deepseek_v3'" in reason(prepare(make(), SETTINGS))
+    def test_family_that_is_not_covered(self, make: SessionMaker, model: Path) -> None:
+        (model / "config.json").write_text('{"model_type": "deepseek_v4"}')
+        assert "'deepseek_v4'" in reason(prepare(make(), SETTINGS))
+
+    def test_no_weights(self, make: SessionMaker, model: Path) -> None:
+        # The configuration alone would give two fine-tunes one namespace.
+        (model / "model.safetensors").unlink()
+        assert "no weight files" in reason(prepare(make(), SETTINGS))
+
+    def test_recurrent_layers(self, make: SessionMaker, model: Path) -> None:
+        config = find_in_catalog("qwen3-next-80b-a3b").config
+        (model / "config.json").write_text(json.dumps(config))
+        assert "the model has recurrent layers" in reason(prepare(make(), SETTINGS))
+
+    def test_heads_that_cannot_be_divided(self, make: SessionMaker) -> None:
+        session = make(gpus=EIGHT_GPUS, service=serve("-tp", "7"))
+        assert "tensor-parallel size of 7" in reason(prepare(session, SETTINGS))
 
     def test_no_model_folder(self, make: SessionMaker) -> None:
         session = make(service=None)

@@ -29,3 +29,11 @@ class FolderError(KVCacheError):
 
 class DeclinedError(KVCacheError):
     """Nothing is broken, but this session gets no KV cache. The message is the reason."""
+
+
+class EngineVersionError(KVCacheError):
+    """An engine's version cannot be understood, or is too old."""
+
+
+class SizeError(KVCacheError):
+    """A size that a person wrote cannot be understood."""

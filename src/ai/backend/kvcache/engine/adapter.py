@@ -21,6 +21,10 @@ class EngineRequest:
     hash_seed: int
     buffer_bytes: int | None
     """GPU memory to stage transfers in; None for an engine without GPUs."""
+    lmcache_version: str | None = None
+    """None: any, so that a label that lies does no harm."""
+    chunk_tokens: int | None = None
+    """None: the adapter's own."""
 
 
 @attrs.frozen
@@ -34,6 +38,8 @@ class EngineSetup:
     """vLLM's ``--kv-transfer-config``."""
     shared_memory_bytes: int
     """What /dev/shm has to hold; 0 when the engine does not care."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """LMCache's options by their names in its configuration file, where it has one."""
 
 
 class EngineAdapter(ABC):
@@ -44,6 +50,10 @@ class EngineAdapter(ABC):
     """Names the form of the files in the folder; part of the namespace."""
     chunk_tokens: ClassVar[int]
     hash_algorithm: ClassVar[str]
+    hybrid_manager: ClassVar[bool]
+    """Whether vLLM keeps its hybrid KV cache manager on with this connector. Without it, layers
+    with a window keep every token, and models with recurrent layers do not start (vLLM,
+    config/vllm.py; a connector says so by subclassing SupportsHMA)."""
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Variables by which a user can change the engine's keys, and so the namespace."""
 

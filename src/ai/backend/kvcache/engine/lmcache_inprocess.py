@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from .adapter import EngineAdapter, EngineRequest, EngineSetup
+from .versions import BUFFER_OPTIONS, buffer_option, variable
 
-#: LMCache up to 0.4.3 reads the first name, 0.4.4 and later the second, without an alias; each
-#: ignores the other in silence. In MiB.
-BUFFER_VARIABLES = ("LMCACHE_CUFILE_BUFFER_SIZE", "LMCACHE_GDS_BUFFER_SIZE")
+#: The buffer's size in MiB, by every name it ever had. Each version knows one of them and ignores
+#: the others in silence.
+BUFFER_VARIABLES = tuple(variable(name) for name in BUFFER_OPTIONS)
 
 CONFIG_VARIABLE = "LMCACHE_CONFIG_FILE"
 CONFIG_FILE = "lmcache.yaml"
@@ -29,6 +30,7 @@ class LMCacheInProcess(EngineAdapter):
     # The default, Python's own hash, differs between vLLM's scheduler and worker processes and
     # has 64 bits only.
     hash_algorithm = "sha256_cbor"
+    hybrid_manager = False
     key_variables = (
         "LMCACHE_CHUNK_SIZE",
         "LMCACHE_PRE_CACHING_HASH_ALGORITHM",
@@ -38,18 +40,23 @@ class LMCacheInProcess(EngineAdapter):
     def setup(self, request: EngineRequest) -> EngineSetup:
         if request.buffer_bytes is None:
             raise ValueError("the GDS backend needs a buffer")
+        version = request.lmcache_version
         options: dict[str, Any] = {
-            "chunk_size": self.chunk_tokens,
+            "chunk_size": request.chunk_tokens or self.chunk_tokens,
             "gds_path": str(request.storage),
             "pre_caching_hash_algorithm": self.hash_algorithm,
             # No tier in host memory; with a size of 0 LMCache pins none for staging either.
             "local_cpu": False,
             "max_local_cpu_size": 0,
         }
+        buffer_mib = request.buffer_bytes // 2**20
+        if version is not None:
+            options[buffer_option(version)] = buffer_mib
         # LMCache applies environment variables over the file, so a user's variable wins there too.
-        environment = {f"LMCACHE_{name.upper()}": str(value) for name, value in options.items()}
-        # Not in the file, where LMCache warns of the name it does not know.
-        environment |= dict.fromkeys(BUFFER_VARIABLES, str(request.buffer_bytes // 2**20))
+        environment = {variable(name): str(value) for name, value in options.items()}
+        if version is None:
+            # Not in the file, where LMCache warns of the name it does not know.
+            environment |= dict.fromkeys(BUFFER_VARIABLES, str(buffer_mib))
         environment[CONFIG_VARIABLE] = str(request.files / CONFIG_FILE)
         environment["PYTHONHASHSEED"] = str(request.hash_seed)
         return EngineSetup(
@@ -61,4 +68,5 @@ class LMCacheInProcess(EngineAdapter):
                 "kv_load_failure_policy": "recompute",
             },
             shared_memory_bytes=0,
+            options=options,
         )

@@ -33,6 +33,8 @@ class LMCacheMultiProcess(EngineAdapter):
     # vLLM's CPU backend has blocks of 128 tokens; a chunk is a multiple of them.
     chunk_tokens = 256
     hash_algorithm = "blake3"
+    # LMCache's own class has it, vLLM's of the same name, which is the one that is used, has not.
+    hybrid_manager = False
 
     def setup(self, request: EngineRequest) -> EngineSetup:
         server_arguments = [

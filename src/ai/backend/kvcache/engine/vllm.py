@@ -19,6 +19,8 @@ from ..errors import StartCommandError
 #: Options whose value is read, by every spelling vLLM accepts (after "_" became "-").
 _VALUE_OPTIONS: Mapping[str, str] = {
     "--config": "config",
+    "--decode-context-parallel-size": "decode_context_parallel",
+    "-dcp": "decode_context_parallel",
     "--dtype": "dtype",
     "--gpu-memory-utilization": "gpu_memory_utilization",
     "--kv-cache-dtype": "kv_cache_dtype",
@@ -84,6 +86,7 @@ class EngineArguments:
     """A ``--config=FILE``: vLLM looks for the option and its value apart and ignores this form."""
     tensor_parallel: int | None
     pipeline_parallel: int
+    decode_context_parallel: int
     max_model_len: int | None
     gpu_memory_utilization: str | None
     dtype: str
@@ -231,6 +234,9 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
         ignored_config=ignored_config,
         tensor_parallel=_optional_number("--tensor-parallel-size", values.get("tensor_parallel")),
         pipeline_parallel=_number("--pipeline-parallel-size", values.get("pipeline_parallel", "1")),
+        decode_context_parallel=_number(
+            "--decode-context-parallel-size", values.get("decode_context_parallel", "1")
+        ),
         max_model_len=_max_model_len(values.get("max_model_len")),
         gpu_memory_utilization=_utilization(values.get("gpu_memory_utilization")),
         dtype=values.get("dtype", "auto"),

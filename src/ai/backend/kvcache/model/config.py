@@ -1,4 +1,4 @@
-"""Reads a model's ``config.json``, which anybody may have written."""
+"""Reads JSON files of a model's folder, which anybody may have written."""
 
 from __future__ import annotations
 

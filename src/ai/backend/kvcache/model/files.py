@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 
 from ..errors import ModelError
-from .config import read_json
 
 #: Endings of weight files, in the order in which engines prefer them.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -47,14 +46,6 @@ class ModelFiles:
     directory: Path
     descriptions: tuple[FileFacts, ...]
     weights: tuple[FileFacts, ...]
-
-
-@attrs.frozen
-class Weights:
-    """How much memory the weights of the whole model take, and how that is known."""
-
-    total_bytes: int
-    source: str
 
 
 def list_model(root: Path, directory: Path) -> ModelFiles:
@@ -95,27 +86,4 @@ def list_model(root: Path, directory: Path) -> ModelFiles:
         directory,
         tuple(sorted(descriptions, key=lambda f: f.name)),
         tuple(sorted(weights, key=lambda f: f.name)),
-    )
-
-
-def weigh(files: ModelFiles) -> Weights:
-    """Bytes of the weights: what the index states, else the sizes of the weight files.
-
-    Raises:
-        ModelError: there is neither.
-    """
-    names = {f.name for f in files.descriptions}
-    for index in INDEX_FILES:
-        if index in names:
-            metadata = read_json(files.root, files.directory / index).get("metadata")
-            total = metadata.get("total_size") if isinstance(metadata, dict) else None
-            if isinstance(total, int) and not isinstance(total, bool) and total > 0:
-                return Weights(total, f"metadata.total_size of {index}")
-    if files.weights:
-        return Weights(
-            sum(f.size for f in files.weights), f"sizes of {len(files.weights)} weight files"
-        )
-    raise ModelError(
-        "the model folder has no weight files "
-        f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
     )

@@ -12,18 +12,20 @@ from decimal import ROUND_FLOOR, Decimal
 import attrs
 
 from ..errors import DeclinedError
-
-GIB = 2**30
-MIB = 2**20
+from ..sizes import GIB, MIB, gib
 
 #: vLLM's long-standing default share, from which the buffer is taken.
 DEFAULT_UTILIZATION = Decimal("0.9")
 
-#: CUDA context, activations and graphs per GPU.
+#: What vLLM needs on each GPU besides weights and KV pool: CUDA context, activations of one batch,
+#: CUDA graphs, NCCL. Measured on the reference system (80 GiB GPUs, a 123 B model, TP 8).
 DEFAULT_OVERHEAD_BYTES = 3 * GIB
 
 #: What a pinned share leaves to others than the buffer.
 PINNED_RESERVE_BYTES = 3 * GIB // 2
+
+#: Contexts that are staged at the same time: one is loaded while another is stored.
+DEFAULT_TRANSFERS = 2
 
 #: LMCache transfers in batches of chunks; fewer than this many make every transfer a queue.
 MIN_BUFFER_CHUNKS = 64
@@ -34,24 +36,23 @@ _MARGIN_PERCENT = 105
 
 @attrs.frozen
 class GpuRequest:
-    """What the budget is computed from. Bytes are those of one GPU."""
+    """What the budget is computed from. Bytes are those of one GPU, or of the share of one."""
 
     memory_bytes: int
     weights_bytes: int
-    bytes_per_token: int
+    context_bytes: int
+    """Of the longest context that has to fit."""
     context_tokens: int
-    """Tokens of the longest context that has to fit."""
-    chunk_tokens: int
-    concurrent_transfers: int
-    utilization: Decimal | None = None
-    """Fixed by the user; None: the plan chooses."""
+    chunk_bytes: int
+    """Of one chunk, in which contexts are stored and loaded."""
+    concurrent_transfers: int = DEFAULT_TRANSFERS
+    utilization: Decimal = DEFAULT_UTILIZATION
+    """vLLM's share before the buffer is taken from it."""
+    pinned: bool = False
+    """The share is the user's, and stays as it is."""
     buffer_bytes: int | None = None
     """Fixed by the user; None: the plan chooses."""
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
-
-    @property
-    def context_bytes(self) -> int:
-        return self.bytes_per_token * self.context_tokens
 
 
 @attrs.frozen
@@ -70,16 +71,12 @@ class Budget:
     notes: tuple[str, ...]
 
 
-def gib(size: int) -> str:
-    """A size for people, such as ``24 GiB`` or ``1.5 GiB``."""
-    return f"{size / GIB:.2f}".rstrip("0").rstrip(".") + " GiB"
-
-
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _pool_bytes(request: GpuRequest, utilization: Decimal) -> int:
+def pool_bytes(request: GpuRequest, utilization: Decimal) -> int:
+    """What is left for vLLM's KV pool. Negative where not even the weights fit."""
     share = int(utilization * request.memory_bytes)
     return share - request.weights_bytes - request.overhead_bytes
 
@@ -96,50 +93,57 @@ def wanted_buffer_bytes(request: GpuRequest) -> int:
 
 
 def _least_buffer_bytes(request: GpuRequest) -> int:
-    return MIN_BUFFER_CHUNKS * request.chunk_tokens * request.bytes_per_token
+    return MIN_BUFFER_CHUNKS * request.chunk_bytes
 
 
 def _result(
-    request: GpuRequest,
-    buffer_bytes: int,
-    before: Decimal,
-    after: Decimal,
-    notes: tuple[str, ...] = (),
+    request: GpuRequest, buffer_bytes: int, utilization: Decimal, notes: tuple[str, ...] = ()
 ) -> Budget:
-    pool = _pool_bytes(request, after)
+    pool = pool_bytes(request, utilization)
     return Budget(
         memory_bytes=request.memory_bytes,
         weights_bytes=request.weights_bytes,
         overhead_bytes=request.overhead_bytes,
         buffer_bytes=buffer_bytes,
-        pool_bytes_before=_pool_bytes(request, before),
+        pool_bytes_before=pool_bytes(request, request.utilization),
         pool_bytes_after=pool,
-        utilization=after,
+        utilization=utilization,
         resident_contexts=max(0, pool) // request.context_bytes,
         notes=notes,
     )
 
 
-def _pinned(request: GpuRequest, utilization: Decimal, wanted: int) -> Budget:
+def _full_buffer_utilization(request: GpuRequest, wanted: int) -> Decimal | None:
+    """The pinned share that would leave room for the whole buffer; None where no share does."""
+    reserve = Decimal(PINNED_RESERVE_BYTES) / request.memory_bytes
+    full = _utilization_beside(request, Decimal(1) - reserve, wanted)
+    return full if pool_bytes(request, full) >= request.context_bytes else None
+
+
+def _pinned(request: GpuRequest, wanted: int) -> Budget:
+    utilization = request.utilization
     beside = request.memory_bytes - int(utilization * request.memory_bytes) - PINNED_RESERVE_BYTES
     buffer_bytes = min(wanted, beside // MIB * MIB)
+    full = _full_buffer_utilization(request, wanted)
     if buffer_bytes < _least_buffer_bytes(request):
+        remedy = f"lower it to {full}" if full is not None else "use more or larger GPUs"
         raise DeclinedError(
             f"gpu_memory_utilization is fixed at {utilization}, which leaves "
             f"{gib(max(0, beside))} per GPU beside vLLM; the transfer buffer needs at least "
-            f"{gib(_least_buffer_bytes(request))}. "
-            f"Lower it to {_utilization_beside(request, DEFAULT_UTILIZATION, wanted)}"
+            f"{gib(_least_buffer_bytes(request))}; {remedy}"
         )
     notes: tuple[str, ...] = ()
     if buffer_bytes < wanted:
-        full = _utilization_beside(
-            request, Decimal(1) - Decimal(PINNED_RESERVE_BYTES) / request.memory_bytes, wanted
+        remedy = (
+            f"{full} would give the full buffer"
+            if full is not None
+            else "with the full buffer, one context of the longest length would not fit any more"
         )
         notes = (
             f"gpu_memory_utilization is fixed at {utilization}, so the buffer is "
-            f"{gib(buffer_bytes)} instead of {gib(wanted)}; {full} would give the full buffer",
+            f"{gib(buffer_bytes)} instead of {gib(wanted)}; {remedy}",
         )
-    return _result(request, buffer_bytes, utilization, utilization, notes)
+    return _result(request, buffer_bytes, utilization, notes)
 
 
 def divide(request: GpuRequest) -> Budget:
@@ -148,29 +152,29 @@ def divide(request: GpuRequest) -> Budget:
     Raises:
         DeclinedError: not even one context fits, or no useful buffer does.
     """
-    utilization = request.utilization or DEFAULT_UTILIZATION
-    pool = _pool_bytes(request, utilization)
+    pool = pool_bytes(request, request.utilization)
+    if pool < 0:
+        raise DeclinedError(
+            f"{gib(request.weights_bytes)} of weights and {gib(request.overhead_bytes)} of "
+            f"overhead do not fit into {request.utilization} of {gib(request.memory_bytes)} per "
+            "GPU; use more or larger GPUs"
+        )
     if pool < request.context_bytes:
         raise DeclinedError(
-            f"vLLM's KV pool would have {gib(max(0, pool))} per GPU, and one context of "
+            f"vLLM's KV pool would have {gib(pool)} per GPU, and one context of "
             f"{request.context_tokens} tokens takes {gib(request.context_bytes)}; "
             "lower --max-model-len or use more GPUs"
         )
     wanted = request.buffer_bytes or wanted_buffer_bytes(request)
-    if request.utilization is not None:
-        return _pinned(request, utilization, wanted)
-    buffer_bytes = wanted
-    while (
-        _pool_bytes(request, _utilization_beside(request, utilization, buffer_bytes))
-        < request.context_bytes
-    ):
-        buffer_bytes -= GIB
-        if request.buffer_bytes or buffer_bytes < _least_buffer_bytes(request):
-            raise DeclinedError(
-                f"a transfer buffer of {gib(wanted)} per GPU leaves vLLM's KV pool less than one "
-                f"context of {request.context_tokens} tokens ({gib(request.context_bytes)}), and "
-                "so does any smaller useful one; lower --max-model-len or use more GPUs"
-            )
+    if request.pinned:
+        return _pinned(request, wanted)
+    buffer_bytes = _largest_buffer(request, wanted)
+    if buffer_bytes < (wanted if request.buffer_bytes else _least_buffer_bytes(request)):
+        raise DeclinedError(
+            f"a transfer buffer of {gib(wanted)} per GPU leaves vLLM's KV pool less than one "
+            f"context of {request.context_tokens} tokens ({gib(request.context_bytes)}), and "
+            "so does any smaller useful one; lower --max-model-len or use more GPUs"
+        )
     notes: tuple[str, ...] = ()
     if buffer_bytes < wanted:
         notes = (
@@ -180,7 +184,22 @@ def divide(request: GpuRequest) -> Budget:
     return _result(
         request,
         buffer_bytes,
-        utilization,
-        _utilization_beside(request, utilization, buffer_bytes),
+        _utilization_beside(request, request.utilization, buffer_bytes),
         notes,
     )
+
+
+def _largest_buffer(request: GpuRequest, wanted: int) -> int:
+    """The wanted buffer, or less in whole GiB, so that one context still fits the pool."""
+    least_share = Decimal(
+        request.weights_bytes + request.overhead_bytes + request.context_bytes
+    ) / Decimal(request.memory_bytes)
+    room = int((request.utilization - least_share) * request.memory_bytes)
+    buffer_bytes = wanted if wanted <= room else room // GIB * GIB
+    # The share is cut to hundredths, which can take one more GiB or two.
+    while buffer_bytes > 0 and (
+        pool_bytes(request, _utilization_beside(request, request.utilization, buffer_bytes))
+        < request.context_bytes
+    ):
+        buffer_bytes -= GIB
+    return max(0, buffer_bytes)

@@ -18,21 +18,17 @@ from ..engine.lmcache_mp import LMCacheMultiProcess
 from ..errors import DeclinedError, KVCacheError, StartCommandError
 from ..folder.layout import namespace_directory
 from ..folder.prepare import prepare_namespace
+from ..model.parallel import Parallel
 from ..policy.settings import Settings
-from .budget import MIB, Budget, GpuRequest, divide, gib
+from ..sizes import MIB, gib
+from .budget import DEFAULT_UTILIZATION, Budget, GpuRequest, divide
 from .folder import find_folder
 from .model import Model, read_model
 from .namespace import session_namespace
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Session
-from .start import (
-    ChangedStart,
-    EngineStart,
-    Parallel,
-    change_start,
-    parallel_of,
-    read_start,
-)
+from .sizing import hybrid_note, refuse_geometry, weights_per_gpu
+from .start import ChangedStart, EngineStart, change_start, parallel_of, read_start
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
@@ -99,18 +95,20 @@ def _divide_gpu(
 ) -> Budget | None:  # fmt: skip
     if session.gpus is None:
         return None
-    utilization = start.arguments.gpu_memory_utilization
+    told = start.arguments
+    pinned = told.gpu_memory_utilization
+    tokens = told.max_model_len or model.geometry.max_model_len
+    share = model.geometry.per_gpu(parallel)
     return divide(
         GpuRequest(
             memory_bytes=session.gpus.memory_bytes,
-            weights_bytes=-(-model.weights.total_bytes // (parallel.tensor * parallel.pipeline)),
-            bytes_per_token=model.geometry.bytes_per_token_per_gpu(
-                parallel.tensor, parallel.pipeline
-            ),
-            context_tokens=start.arguments.max_model_len or model.geometry.max_model_len,
-            chunk_tokens=adapter.chunk_tokens,
+            weights_bytes=weights_per_gpu(model.weights.total_bytes, model.geometry, share),
+            context_bytes=share.sequence_bytes(tokens, hybrid=adapter.hybrid_manager),
+            context_tokens=tokens,
+            chunk_bytes=adapter.chunk_tokens * share.bytes_per_token_no_hybrid,
             concurrent_transfers=settings.concurrent_transfers,
-            utilization=None if utilization is None else Decimal(utilization),
+            utilization=DEFAULT_UTILIZATION if pinned is None else Decimal(pinned),
+            pinned=pinned is not None,
             buffer_bytes=_user_buffer_bytes(session.environ),
         )
     )
@@ -183,7 +181,8 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     _refuse_conflicts(session, start)
     model = read_model(session, start)
     adapter = _adapter_for(session)
-    parallel = parallel_of(session, start)
+    refuse_geometry(model.geometry)
+    parallel, parallel_why = parallel_of(session, start)
     budget = _divide_gpu(session, settings, start, model, adapter, parallel)
     namespace = session_namespace(session, start, model, adapter, parallel)
     storage = namespace_directory(folder.container_path, namespace.name)
@@ -203,7 +202,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
     prepare_namespace(
         folder.host_path, namespace, session.owner,
-        {"bytes_per_token": model.geometry.bytes_per_token},
+        {"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
     )  # fmt: skip
     plan = Plan(
         kernel_id=session.kernel_id,
@@ -221,8 +220,12 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             Decision(
                 "engine", adapter.name, "GPUs allotted" if session.gpus else "no GPU allotted"
             ),
-            Decision("tensor_parallel", parallel.tensor, parallel.why),
-            Decision("bytes_per_token", model.geometry.bytes_per_token, "from config.json"),
+            Decision("tensor_parallel", parallel.tensor, parallel_why),
+            Decision(
+                "bytes_per_token",
+                model.geometry.bytes_per_token_no_hybrid,
+                f"read from {model.config_name} as {model.geometry.model_type}",
+            ),
             Decision("weights", gib(model.weights.total_bytes), model.weights.source),
             *(_budget_decisions(session, start, budget) if budget else ()),
             *kept,
@@ -233,6 +236,8 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             ),
         ),
         warnings=(
+            *model.geometry.warnings,
+            *hybrid_note(model.geometry),
             *(budget.notes if budget else ()),
             *shared_memory_notes,
             *_start_notes(start),

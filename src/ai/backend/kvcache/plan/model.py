@@ -6,11 +6,13 @@ from pathlib import PurePosixPath
 
 import attrs
 
-from ..errors import DeclinedError
+from ..errors import DeclinedError, ModelError
 from ..model.config import read_json
-from ..model.files import Weights, list_model, weigh
+from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
+from ..model.source import find_config
+from ..model.weights import Weights, weigh
 from .session import Located, Session
 from .start import EngineStart
 
@@ -22,6 +24,8 @@ class Model:
     geometry: Geometry
     weights: Weights
     fingerprint: str
+    config_name: str
+    """The file that describes it."""
 
 
 def _locate_model(session: Session, start: EngineStart) -> Located:
@@ -57,9 +61,17 @@ def read_model(session: Session, start: EngineStart) -> Model:
     """
     located = _locate_model(session, start)
     files = list_model(located.root, located.path)
+    weights = weigh(files) if files.weights else None
+    if weights is None:
+        # Without them nothing tells one fine-tune of a model from another.
+        raise ModelError(
+            f"the model folder has no weight files ({', '.join('*' + s for s in WEIGHT_SUFFIXES)})"
+        )
+    config = find_config(located.path)
     geometry = read_geometry(
-        read_json(located.root, located.path / "config.json"),
+        read_json(located.root, config),
+        file=config.name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
     )
-    return Model(geometry, weigh(files), fingerprint(files))
+    return Model(geometry, weights, fingerprint(files), config.name)

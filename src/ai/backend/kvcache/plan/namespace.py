@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..engine.adapter import EngineAdapter
 from ..folder.namespace import Namespace, namespace_of
+from ..model.parallel import Parallel
 from .model import Model
 from .session import Session
-from .start import EngineStart, Parallel
+from .start import EngineStart
 
 #: Image labels that say which engine is inside.
 ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
@@ -31,14 +32,16 @@ def session_namespace(
     geometry = model.geometry
     return namespace_of({
         "weights": model.fingerprint,
-        "layers": geometry.layers,
-        "kv_heads": geometry.kv_heads,
-        "head_dim": geometry.head_dim,
+        "layers": [
+            [str(g.cache.kind), g.count, g.cache.heads, g.cache.head_bytes, g.cache.window]
+            for g in geometry.groups
+        ],
         "compute_dtype": geometry.compute_dtype,
         "kv_dtype": geometry.dtype,
         "value_changes": dict(start.arguments.value_changes),
         "tensor_parallel": parallel.tensor,
         "pipeline_parallel": parallel.pipeline,
+        "decode_context_parallel": parallel.decode_context,
         "engine": "vllm",
         "versions": _versions(session),
         "storage_format": adapter.storage_format,

@@ -27,6 +27,7 @@ from ..engine.vllm import (
     without_config,
 )
 from ..errors import StartCommandError
+from ..model.parallel import Parallel
 from .session import Session
 
 #: The kernel runner puts the model's path in this token's place (ai.backend.common.config).
@@ -44,16 +45,6 @@ class EngineStart:
     arguments: EngineArguments
     config: Mapping[str, Any]
     """The content of the user's own config file."""
-
-
-@attrs.frozen
-class Parallel:
-    """How the model is divided over GPUs."""
-
-    tensor: int
-    pipeline: int
-    why: str
-    """Where the tensor-parallel size comes from."""
 
 
 @attrs.frozen
@@ -114,15 +105,19 @@ def read_start(session: Session) -> EngineStart:
     )
 
 
-def parallel_of(session: Session, start: EngineStart) -> Parallel:
-    """What vLLM was told; where nobody knows how it will be started, one rank per GPU."""
-    pipeline = start.arguments.pipeline_parallel
-    if start.arguments.tensor_parallel is not None:
-        return Parallel(start.arguments.tensor_parallel, pipeline, "as vLLM is told")
-    if start.command is None and session.gpus:
-        tensor = max(1, session.gpus.count // pipeline)
-        return Parallel(tensor, pipeline, "assumed, one rank per GPU: no start command says it")
-    return Parallel(1, pipeline, "vLLM's default")
+def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
+    """(how the model is divided over GPUs, where that comes from).
+
+    It is what vLLM was told; where nobody knows how it will be started, one rank per GPU.
+    """
+    told = start.arguments
+    tensor, why = 1, "vLLM's default"
+    if told.tensor_parallel is not None:
+        tensor, why = told.tensor_parallel, "as vLLM is told"
+    elif start.command is None and session.gpus:
+        tensor = max(1, session.gpus.count // told.pipeline_parallel)
+        why = "assumed, one rank per GPU: no start command says it"
+    return Parallel(tensor, told.pipeline_parallel, told.decode_context_parallel), why
 
 
 def change_start(session: Session, command: VllmCommand, added: Sequence[str]) -> ChangedStart:

@@ -1,0 +1,202 @@
+"""``plan``: what a model's sessions would get, before any session is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import click
+import yaml
+
+from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM
+from ..errors import KVCacheError
+from ..model.catalog import catalog
+from ..model.parallel import Parallel
+from ..model.source import open_model
+from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_TRANSFERS, DEFAULT_UTILIZATION
+from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, SizingRequest, size
+from ..sizes import gib
+from .plan_text import catalog_text, sizing_text
+from .types import COUNT, Gpus, InputError, Share, Size
+
+NOT_PLANNED = 1
+
+
+def _as_json(sizings: Sequence[Sizing]) -> str:
+    plans = [sizing.to_json() for sizing in sizings]
+    return json.dumps(plans[0] if len(plans) == 1 else plans, indent=2)
+
+
+def _as_environment(sizings: Sequence[Sizing]) -> str:
+    return "\n".join(f"{name}={value}" for name, value in sizings[0].environment.items())
+
+
+def _as_yaml(sizings: Sequence[Sizing]) -> str:
+    config = sizings[0].lmcache_config
+    return yaml.safe_dump(dict(config), sort_keys=False).rstrip() if config else ""
+
+
+_FORMATS: Mapping[str, Callable[[Sequence[Sizing]], str]] = {
+    "text": lambda sizings: "\n\n".join(sizing_text(s) for s in sizings),
+    "json": _as_json,
+    "env": _as_environment,
+    "yaml": _as_yaml,
+}
+
+#: Formats that are put to use as they are, so that they can be of one model only and hold nothing
+#: but settings.
+_SETTINGS = ("env", "yaml")
+
+
+def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(catalog_text(catalog().values()))
+        ctx.exit()
+
+
+def _parallel(
+    tensor: int | None, pipeline: int, decode_context: int, gpus: Decimal | None
+) -> Parallel:
+    """The sizes of parallelism; without a size of tensor parallelism, one rank for each GPU.
+
+    Raises:
+        click.UsageError: the GPUs are too few or too many for them.
+    """
+    count = 1 if gpus is None else max(1, int(gpus))
+    if tensor is None:
+        tensor = max(1, count // pipeline)
+    parallel = Parallel(tensor, pipeline, decode_context)
+    if gpus is not None and count != parallel.gpus:
+        raise click.UsageError(
+            f"--gpus {gpus} does not go with a tensor-parallel size of {tensor} and a "
+            f"pipeline-parallel size of {pipeline}, which take {parallel.gpus} GPUs"
+        )
+    return parallel
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1)
+@click.option("--tensor-parallel", type=COUNT, help="Ranks. [default: one for each GPU]")
+@click.option("--pipeline-parallel", type=COUNT, default=1, show_default=True, help="Stages.")
+@click.option(
+    "--decode-context-parallel",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Ranks that share one context.",
+)
+@click.option(
+    "--gpu-memory",
+    type=Size(),
+    help=f"Memory of one GPU. [default: {gib(ASSUMED_MEMORY_BYTES)}, assumed]",
+)
+@click.option("--gpus", type=Gpus(), help="How many; below 1, a share of one.")
+@click.option(
+    "--gpu-memory-utilization",
+    type=Share(),
+    default=str(DEFAULT_UTILIZATION),
+    show_default=True,
+    help="vLLM's share of a GPU before the buffer is taken from it.",
+)
+@click.option("--pin-utilization", is_flag=True, help="Leave that share as it is.")
+@click.option("--max-model-len", type=COUNT, help="Longest context. [default: the model's]")
+@click.option(
+    "--kv-cache-dtype", default="auto", show_default=True, help="As vLLM's: auto, fp8, ..."
+)
+@click.option(
+    "--weights", type=Size(), help="Of the whole model. [default: of its files, or estimated]"
+)
+@click.option(
+    "--overhead",
+    type=Size(),
+    default=DEFAULT_OVERHEAD_BYTES,
+    show_default=gib(DEFAULT_OVERHEAD_BYTES),
+    help="Of one GPU: activations, CUDA graphs, communication.",
+)
+@click.option(
+    "--concurrent-transfers",
+    type=click.IntRange(1, 64),
+    default=DEFAULT_TRANSFERS,
+    show_default=True,
+    help="Contexts that the buffer stages at the same time.",
+)
+@click.option(
+    "--context", type=COUNT, help="Length of the contexts counted. [default: the longest]"
+)
+@click.option(
+    "--chunk-size", type=click.IntRange(1, 2**20), default=256, show_default=True, help="Tokens."
+)
+@click.option("--lmcache-version", default=DEFAULT_LMCACHE, show_default=True)
+@click.option("--vllm-version", default=DEFAULT_VLLM, show_default=True)
+@click.option(
+    "--format", "output", type=click.Choice(list(_FORMATS)), default="text", show_default=True
+)
+@click.option(
+    "--list-models",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_models,
+    help="Show the models that are known by name.",
+)
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    models: tuple[str, ...],
+    tensor_parallel: int | None,
+    pipeline_parallel: int,
+    decode_context_parallel: int,
+    gpu_memory: int | None,
+    gpus: Decimal | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Say what sessions of MODEL would get: memory of each GPU, buffer, settings.
+
+    MODEL is a model's directory, its config.json or params.json, or a name that --list-models
+    shows. Sizes are written as 80GiB, 24g, 512MiB or plain bytes; all units are powers of 1024.
+
+    Ends with 0 where KV cache is planned, with 1 where the plan says no, with 2 where something
+    cannot be used.
+    """
+    if not models:
+        raise click.UsageError("MODEL is missing; --list-models shows those known by name")
+    if output in _SETTINGS and len(models) > 1:
+        raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
+    parallel = _parallel(tensor_parallel, pipeline_parallel, decode_context_parallel, gpus)
+    if gpus is not None and gpus < 1:
+        gpu_memory = int(gpus * (gpu_memory or ASSUMED_MEMORY_BYTES))
+    try:
+        sizings = [
+            size(
+                SizingRequest(
+                    model=open_model(model),
+                    parallel=parallel,
+                    memory_bytes=gpu_memory,
+                    utilization=options["gpu_memory_utilization"],
+                    pinned=options["pin_utilization"],
+                    max_model_len=options["max_model_len"],
+                    kv_cache_dtype=options["kv_cache_dtype"],
+                    weights_bytes=options["weights"],
+                    overhead_bytes=options["overhead"],
+                    concurrent_transfers=options["concurrent_transfers"],
+                    context_tokens=options["context"],
+                    chunk_tokens=options["chunk_size"],
+                    lmcache_version=options["lmcache_version"],
+                    vllm_version=options["vllm_version"],
+                )
+            )
+            for model in models
+        ]
+    except KVCacheError as e:
+        raise InputError(e) from e
+    if text := _FORMATS[output](sizings):
+        click.echo(text)
+    if output in _SETTINGS:
+        for note in (*sizings[0].geometry.warnings, *sizings[0].reasons):
+            click.echo(f"# {note}", err=True)
+    if any(sizing.budget is None for sizing in sizings):
+        ctx.exit(NOT_PLANNED)

@@ -1,0 +1,154 @@
+"""A plan as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..model.catalog import CatalogModel
+from ..model.geometry import read_geometry
+from ..model.weights import count_parameters
+from ..plan.sizing import Sizing
+from ..sizes import GIB, gib
+
+#: Columns of the drawn bar of one GPU's memory.
+_BAR = 64
+
+_NONE = "-"
+
+
+def _table(rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
+    """Columns as wide as they have to be; those of text are aligned to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in text else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _size(count: int) -> str:
+    return gib(count) if count >= GIB // 100 else f"{count:,} B"
+
+
+def _cache_rows(sizing: Sizing) -> list[list[str]]:
+    geometry, share = sizing.geometry, sizing.share
+    rows = [["KV cache", "layers", "bytes/token", "window", "constant"]]
+    for group in geometry.groups:
+        window = group.cache.window
+        rows.append([
+            f"  {group.cache.kind}",
+            str(group.count),
+            f"{group.bytes_per_token:,}",
+            f"{window:,}" if window else _NONE,
+            _size(group.constant_bytes) if group.constant_bytes else _NONE,
+        ])
+    parallel = share.parallel
+    parts = [
+        f"{name} {size}"
+        for name, size in (
+            ("TP", parallel.tensor),
+            ("PP", parallel.pipeline),
+            ("DCP", parallel.decode_context),
+        )
+        if size > 1
+    ]
+    on_gpu = f"  one token on one GPU{f' ({", ".join(parts)})' if parts else ''}"
+    rows.append(["  one token, whole model", "", f"{geometry.bytes_per_token:,}", "", ""])
+    rows.append([on_gpu, "", f"{share.bytes_per_token:,}", "", ""])
+    if geometry.has_windows:
+        full = geometry.bytes_per_token_no_hybrid
+        rows.append(["  the same without windows", "", f"{full:,}", "", ""])
+        on_gpu_full = share.bytes_per_token_no_hybrid
+        rows.append(["  … on one GPU, as with LMCache", "", f"{on_gpu_full:,}", "", ""])
+    return rows
+
+
+def _memory_rows(sizing: Sizing) -> list[list[str]]:
+    gpu, budget = sizing.gpu, sizing.budget
+    pool = sizing.pool_bytes_before
+    buffer = budget.buffer_bytes if budget else 0
+
+    def rest(pool_bytes: int, buffer_bytes: int) -> str:
+        used = gpu.weights_bytes + gpu.overhead_bytes + pool_bytes + buffer_bytes
+        return _size(gpu.memory_bytes - used) if used <= gpu.memory_bytes else _NONE
+
+    def with_cache(text: str) -> list[str]:
+        return [text] if budget else []
+
+    rows = [
+        [f"One GPU, {gib(gpu.memory_bytes)}", "without", *with_cache("with KV cache")],
+        ["  weights", _size(gpu.weights_bytes), *with_cache(_size(gpu.weights_bytes))],
+        ["  overhead", _size(gpu.overhead_bytes), *with_cache(_size(gpu.overhead_bytes))],
+        ["  KV pool", _size(pool), *with_cache(_size(sizing.pool_bytes_after))],
+        ["  transfer buffer", _NONE, *with_cache(_size(buffer))],
+        ["  left free", rest(pool, 0), *with_cache(rest(sizing.pool_bytes_after, buffer))],
+        [
+            "  gpu_memory_utilization",
+            str(gpu.utilization),
+            *with_cache(str(budget.utilization) if budget else ""),
+        ],
+    ]
+    context = f"  contexts of {sizing.context_tokens:,} tokens"
+    if budget:
+        rows.append([context, str(sizing.resident_without), str(sizing.resident_contexts)])
+    else:
+        rows.append([context, str(sizing.resident_contexts)])
+    return rows
+
+
+def _bar(sizing: Sizing) -> str:
+    """One GPU's memory, drawn to scale."""
+    gpu, budget = sizing.gpu, sizing.budget
+    parts = [
+        ("weights", "█", gpu.weights_bytes),
+        ("overhead", "▓", gpu.overhead_bytes),
+        ("KV pool", "▒", sizing.pool_bytes_after),
+        ("buffer", "░", budget.buffer_bytes if budget else 0),
+    ]
+    drawn, end, used = "", 0, 0
+    for _, mark, size in parts:
+        used += size
+        position = min(_BAR, round(_BAR * used / gpu.memory_bytes))
+        drawn += mark * (position - end)
+        end = max(end, position)
+    legend = "   ".join(f"{mark} {name}" for name, mark, size in parts if size)
+    return f"  [{drawn.ljust(_BAR, '·')}]\n   {legend}   · free"
+
+
+def sizing_text(sizing: Sizing) -> str:
+    """One model's plan."""
+    geometry, model = sizing.geometry, sizing.request.model
+    head = [
+        f"{model.name}: {geometry.model_type}, {len(geometry.layers)} layers, "
+        f"{geometry.dtype} cache, up to {sizing.max_model_len:,} tokens",
+        f"  from {model.origin}",
+        f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
+    ]
+    verdict = "KV cache: yes" if sizing.budget else f"KV cache: no, because {sizing.reasons[0]}"
+    notes = [
+        f"  {note}" for note in (*geometry.warnings, *sizing.reasons[0 if sizing.budget else 1 :])
+    ]
+    hint = ["  --format env and --format yaml print the settings"] if sizing.budget else []
+    return "\n\n".join((
+        "\n".join(head),
+        _table(_cache_rows(sizing)),
+        f"{_table(_memory_rows(sizing))}\n{_bar(sizing)}",
+        "\n".join((verdict, *notes, *hint)),
+    ))
+
+
+def catalog_text(models: Iterable[CatalogModel]) -> str:
+    """The models that are known by name."""
+    rows = [["MODEL", "PARAMETERS", "BYTES/TOKEN", "MAX TOKENS", "SOURCE"]]
+    for model in models:
+        geometry = read_geometry(model.config)
+        rows.append([
+            model.name,
+            f"{count_parameters(model.config).total / 1e9:,.1f} B",
+            f"{geometry.bytes_per_token:,}",
+            f"{geometry.max_model_len:,}",
+            model.source,
+        ])
+    return _table(rows, text=(0, 4))

@@ -1,0 +1,74 @@
+"""What people may write behind an option."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import click
+
+from ..errors import KVCacheError, SizeError
+from ..sizes import parse_size
+
+#: No model's, GPU's or context's count is larger.
+MAX_COUNT = 2**31 - 1
+
+COUNT = click.IntRange(1, MAX_COUNT)
+
+
+class InputError(click.ClickException):
+    """Something that a person wrote cannot be used."""
+
+    exit_code = 2
+
+    def __init__(self, error: KVCacheError) -> None:
+        super().__init__(str(error))
+
+
+class Size(click.ParamType):
+    """A size such as 80GiB, in bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except SizeError as e:
+            self.fail(str(e), param, ctx)
+
+
+class Share(click.ParamType):
+    """A part of one, exact as it is written."""
+
+    name = "FRACTION"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Decimal:
+        try:
+            share = Decimal(value)
+        except (InvalidOperation, ValueError):
+            share = Decimal(-1)
+        if not (share.is_finite() and 0 < share <= 1):
+            self.fail(f"{value!r} is not above 0 and up to 1", param, ctx)
+        return share
+
+
+class Gpus(click.ParamType):
+    """A number of GPUs, or a part of one."""
+
+    name = "N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Decimal:
+        try:
+            count = Decimal(value)
+        except (InvalidOperation, ValueError):
+            count = Decimal(-1)
+        whole = count.is_finite() and count == count.to_integral_value()
+        if not count.is_finite() or not 0 < count <= MAX_COUNT or (count > 1 and not whole):
+            self.fail(f"{value!r} is neither a number of GPUs nor a part of one", param, ctx)
+        return count

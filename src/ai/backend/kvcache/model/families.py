@@ -1,0 +1,101 @@
+"""What is known of model families beyond the fields of their ``config.json``.
+
+Published files leave out what their implementation takes for granted. The figures are the defaults
+of the configuration classes of Transformers 5.19 (models/*/configuration_*.py) and were compared
+with the caches that vLLM 0.32 builds; families not named here are computed from the usual fields,
+with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Families whose fields say everything, or all but what the tables below say.
+KNOWN = frozenset({
+    "afmoe", "apertus", "arcee", "bamba", "bloom", "chatglm", "cohere", "cohere2", "cwm", "dbrx",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone",
+    "exaone4", "falcon", "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3_text",
+    "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+    "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm2", "internlm3", "jamba",
+    "kimi_k2", "kimi_linear", "lfm2", "lfm2_moe", "llama", "llama4_text", "mamba", "mamba2",
+    "mimo_v2_flash", "minimax", "minimax_m2", "minimax_text_01", "ministral3", "mistral",
+    "mixtral", "mllama_text_model", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3",
+    "olmoe", "opt", "orion", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen2_vl",
+    "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3",
+    "solar", "stablelm", "starcoder2", "zamba2",
+})  # fmt: skip
+
+#: Families whose caches have a form that is not computed here, and what that is.
+REFUSED: Mapping[str, str] = {
+    "deepseek_v4": "compresses several tokens into one",
+    "deepseek_v41": "compresses several tokens into one",
+    "longcat_flash": "has two attention layers in each of its layers",
+    "minicpm3": "has latent projections without a latent cache",
+    "minimax_m3_vl_text": "indexes blocks of tokens",
+    "nemotron-nas": "has another attention in each of its layers",
+    "recurrent_gemma": "has recurrent layers that the engines do not run",
+    "rwkv": "has recurrent layers that the engines do not run",
+    "step3p5": "has other heads in its layers with a window",
+    "zamba": "repeats one attention layer among recurrent ones",
+}
+
+#: Layers by turns, where the file does not say which is which. As in ``layer_types``.
+PERIODS: Mapping[str, tuple[str, ...]] = {
+    "afmoe": (*["sliding_attention"] * 3, "full_attention"),
+    "cohere2": (*["sliding_attention"] * 3, "full_attention"),
+    "cwm": ("full_attention", *["sliding_attention"] * 3),
+    "exaone4": (*["sliding_attention"] * 3, "full_attention"),
+    "gemma2": ("sliding_attention", "full_attention"),
+    "gemma3_text": (*["sliding_attention"] * 5, "full_attention"),
+    "gemma3n_text": (*["sliding_attention"] * 4, "full_attention"),
+    "gemma4_text": (*["sliding_attention"] * 5, "full_attention"),
+    "gpt_oss": ("sliding_attention", "full_attention"),
+    "kimi_linear": (*["linear_attention"] * 4, "full_attention"),
+    "llama4_text": (*["chunked_attention"] * 3, "full_attention"),
+    "minimax": ("full_attention", "linear_attention"),
+    "olmo3": (*["sliding_attention"] * 3, "full_attention"),
+    "qwen3_5_moe_text": (*["linear_attention"] * 3, "full_attention"),
+    "qwen3_5_text": (*["linear_attention"] * 3, "full_attention"),
+    "qwen3_next": (*["linear_attention"] * 3, "full_attention"),
+    "falcon_h1": ("hybrid",),
+    "falcon_mamba": ("mamba",),
+    "mamba": ("mamba",),
+    "mamba2": ("mamba",),
+}
+
+#: Families that have no window unless ``use_sliding_window`` says so.
+WINDOW_OFF = frozenset({
+    "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3",
+    "qwen3_moe", "smollm3",
+})  # fmt: skip
+
+#: Families that carry a window's size in their files and do not use it.
+WINDOW_UNUSED = frozenset({"phimoe", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"})
+
+#: Fields that a family's files may leave out.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+        "vocab_size": 262208,
+    },
+    "gemma3n_text": {"num_kv_shared_layers": 15, "sliding_window": 512, "head_dim": 256},
+    "gemma4_text": {"global_head_dim": 512, "sliding_window": 512},
+    "gpt_oss": {"sliding_window": 128},
+    "llama4_text": {"attention_chunk_size": 8192, "head_dim": 128},
+    "cohere2": {"sliding_window": 4096},
+}
+
+#: Families whose output projection is the embedding again unless the file says otherwise.
+TIED = frozenset({
+    "bloom", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba", "gemma",
+    "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt2", "gpt_bigcode", "lfm2",
+    "lfm2_moe", "mamba", "mpt", "opt", "smollm3", "starcoder2", "zamba2",
+})  # fmt: skip

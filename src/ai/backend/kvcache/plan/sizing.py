@@ -1,0 +1,327 @@
+"""What a model's sessions would get, from figures alone: no session, no folder, no GPU needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Any
+
+import attrs
+import xxhash
+
+from ..engine.adapter import EngineRequest, EngineSetup
+from ..engine.lmcache_inprocess import CONFIG_VARIABLE, LMCacheInProcess
+from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM, check_vllm
+from ..errors import DeclinedError, SizeError
+from ..folder.namespace import Namespace, namespace_of
+from ..model.fingerprint import fingerprint
+from ..model.geometry import Geometry, read_geometry
+from ..model.parallel import GpuShare, Parallel
+from ..model.source import ModelSource
+from ..model.weights import Weights, estimate_weights
+from ..policy.settings import Settings
+from ..sizes import GIB, gib
+from .budget import (
+    DEFAULT_OVERHEAD_BYTES,
+    DEFAULT_TRANSFERS,
+    DEFAULT_UTILIZATION,
+    Budget,
+    GpuRequest,
+    divide,
+    pool_bytes,
+)
+
+#: Assumed where nobody says how much memory a GPU has.
+ASSUMED_MEMORY_BYTES = 80 * GIB
+
+
+@attrs.frozen
+class SizingRequest:
+    """Everything that a person can say about the sessions."""
+
+    model: ModelSource
+    parallel: Parallel = attrs.field(factory=Parallel)
+    memory_bytes: int | None = None
+    """Of one GPU, or of the share of one. None: assumed."""
+    utilization: Decimal = DEFAULT_UTILIZATION
+    pinned: bool = False
+    max_model_len: int | None = None
+    """None: the model's own."""
+    kv_cache_dtype: str = "auto"
+    weights_bytes: int | None = None
+    """Of the whole model. None: looked up or estimated."""
+    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
+    concurrent_transfers: int = DEFAULT_TRANSFERS
+    context_tokens: int | None = None
+    """The length of the contexts that are counted in the pool. None: max_model_len."""
+    chunk_tokens: int = LMCacheInProcess.chunk_tokens
+    lmcache_version: str = DEFAULT_LMCACHE
+    vllm_version: str = DEFAULT_VLLM
+
+
+@attrs.frozen
+class Sizing:
+    """A plan from figures."""
+
+    request: SizingRequest
+    geometry: Geometry
+    share: GpuShare
+    weights: Weights
+    gpu: GpuRequest
+    budget: Budget | None
+    """None: no offloading, for the first of the reasons."""
+    setup: EngineSetup | None
+    reasons: tuple[str, ...]
+
+    @property
+    def max_model_len(self) -> int:
+        return self.gpu.context_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """The length of the contexts that are counted in the pool."""
+        return self.request.context_tokens or self.max_model_len
+
+    @property
+    def pool_bytes_after(self) -> int:
+        return self.budget.pool_bytes_after if self.budget else self.pool_bytes_before
+
+    @property
+    def pool_bytes_before(self) -> int:
+        return max(0, pool_bytes(self.gpu, self.gpu.utilization))
+
+    @property
+    def resident_contexts(self) -> int:
+        """How many contexts of that length stay in the pool."""
+        if self.budget is None:
+            return self.resident_without
+        hybrid = LMCacheInProcess.hybrid_manager
+        size = self.share.sequence_bytes(self.context_tokens, hybrid=hybrid)
+        return self.budget.pool_bytes_after // size
+
+    @property
+    def resident_without(self) -> int:
+        """The same where the session runs without KV cache, with vLLM's hybrid manager on."""
+        size = self.share.sequence_bytes(self.context_tokens, hybrid=True)
+        return self.pool_bytes_before // size if size else 0
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What to put behind ``vllm serve MODEL``."""
+        if self.budget is None or self.setup is None:
+            return ()
+        asked = self.request
+        sizes = {
+            "--tensor-parallel-size": asked.parallel.tensor,
+            "--pipeline-parallel-size": asked.parallel.pipeline,
+            "--decode-context-parallel-size": asked.parallel.decode_context,
+        }
+        return (
+            *(part for name, size in sizes.items() if size > 1 for part in (name, str(size))),
+            *(("--max-model-len", str(asked.max_model_len)) if asked.max_model_len else ()),
+            *(("--kv-cache-dtype", asked.kv_cache_dtype) if asked.kv_cache_dtype != "auto" else ()),
+            *("--gpu-memory-utilization", str(self.budget.utilization)),
+            *("--kv-transfer-config", json.dumps(dict(self.setup.kv_transfer_config))),
+        )
+
+    @property
+    def lmcache_config(self) -> Mapping[str, Any]:
+        """LMCache's options by their names in configuration files."""
+        return {} if self.setup is None else self.setup.options
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The same as variables. LMCache needs either, and the variables win."""
+        return {} if self.setup is None else self.setup.environment
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for programs. Keys stay as they are."""
+        geometry, budget = self.geometry, self.budget
+        return {
+            "model": {
+                "name": self.request.model.name,
+                "model_type": geometry.model_type,
+                "max_model_len": self.max_model_len,
+                "kv_dtype": geometry.dtype,
+                "warnings": list(geometry.warnings),
+            },
+            "geometry": {
+                "kv_bytes_per_token": geometry.bytes_per_token,
+                "kv_bytes_per_token_per_gpu": self.share.bytes_per_token,
+                "kv_bytes_per_token_no_hybrid": geometry.bytes_per_token_no_hybrid,
+                "constant_bytes_per_sequence": geometry.constant_bytes_per_sequence,
+                "layers": [
+                    {
+                        "kind": str(group.cache.kind),
+                        "count": group.count,
+                        "bytes_per_token": group.bytes_per_token,
+                        "window": group.cache.window,
+                        "constant_bytes": group.constant_bytes,
+                    }
+                    for group in geometry.groups
+                ],
+            },
+            "budget": {
+                "gpu_memory_bytes": self.gpu.memory_bytes,
+                "weights_bytes_per_gpu": self.gpu.weights_bytes,
+                "weights_source": self.weights.source,
+                "overhead_bytes": self.gpu.overhead_bytes,
+                "kv_pool_bytes_before": self.pool_bytes_before,
+                "buffer_bytes": budget.buffer_bytes if budget else 0,
+                "kv_pool_bytes_after": self.pool_bytes_after,
+                "gpu_memory_utilization": float(
+                    budget.utilization if budget else self.gpu.utilization
+                ),
+                "resident_contexts": self.resident_contexts,
+                "offload": budget is not None,
+                "reasons": list(self.reasons),
+            },
+            "engine": {
+                "environment": dict(self.environment),
+                "lmcache_config": dict(self.lmcache_config),
+                "arguments": list(self.arguments),
+            },
+        }
+
+
+def weights_per_gpu(total_bytes: int, geometry: Geometry, share: GpuShare) -> int:
+    """Bytes of weights on the GPU that holds most layers.
+
+    Embeddings count as if they were spread over the stages, and what tensor parallelism repeats
+    (norms, routers, latent projections) as if it were divided: both are small.
+    """
+    layers = len(geometry.layers)
+    most = max(share.stage_layers)
+    return -(-total_bytes * most // (layers * share.parallel.tensor))
+
+
+def check_context(max_model_len: int, tokens: int | None) -> None:
+    """Whether a context of that length can exist.
+
+    Raises:
+        SizeError: it is longer than the longest.
+    """
+    if tokens is not None and tokens > max_model_len:
+        raise SizeError(
+            f"a context of {tokens} tokens is longer than the longest of {max_model_len}; "
+            "raise --max-model-len or lower --context"
+        )
+
+
+def hybrid_note(geometry: Geometry) -> tuple[str, ...]:
+    """What LMCache costs a model with windows, since vLLM then runs without its hybrid manager."""
+    if not geometry.has_windows:
+        return ()
+    return (
+        "vLLM turns its hybrid KV cache manager off for LMCache, so layers with a window keep "
+        f"every token: {geometry.bytes_per_token_no_hybrid} bytes a token instead of "
+        f"{geometry.bytes_per_token}; the budget counts the former",
+    )
+
+
+def refuse_geometry(geometry: Geometry) -> None:
+    """Some models have nothing that could be offloaded, or cannot run with LMCache.
+
+    Raises:
+        DeclinedError: this is one of them.
+    """
+    if geometry.bytes_per_token_no_hybrid == 0:
+        raise DeclinedError("the model keeps nothing that grows with the context")
+    if geometry.has_states:
+        raise DeclinedError(
+            "the model has recurrent layers, which vLLM runs only with its hybrid KV cache "
+            "manager; LMCache's connectors turn that off, and vLLM would not start. Run it "
+            "without KV cache"
+        )
+
+
+def _namespace(request: SizingRequest, geometry: Geometry) -> Namespace:
+    """A directory of its own for everything that must not be shared."""
+    model = request.model
+    written = json.dumps(model.config, sort_keys=True, default=str)
+    return namespace_of({
+        "model": model.name,
+        "config": xxhash.xxh3_128_hexdigest(written.encode()),
+        "weights": fingerprint(model.files) if model.files else None,
+        "kv_dtype": geometry.dtype,
+        "parallel": attrs.asdict(request.parallel),
+        "vllm": request.vllm_version,
+        "lmcache": request.lmcache_version,
+        "chunk_tokens": request.chunk_tokens,
+    })
+
+
+def _setup(request: SizingRequest, geometry: Geometry, budget: Budget) -> EngineSetup:
+    namespace = _namespace(request, geometry)
+    setup = LMCacheInProcess().setup(
+        EngineRequest(
+            storage=Settings().mount_point / namespace.name,
+            files=PurePosixPath("/"),
+            hash_seed=namespace.hash_seed,
+            buffer_bytes=budget.buffer_bytes,
+            lmcache_version=request.lmcache_version,
+            chunk_tokens=request.chunk_tokens,
+        )
+    )
+    # Nobody has put a file anywhere; the variables say everything.
+    environment = {k: v for k, v in setup.environment.items() if k != CONFIG_VARIABLE}
+    return attrs.evolve(setup, environment=environment)
+
+
+def _notes(request: SizingRequest, geometry: Geometry) -> tuple[str, ...]:
+    assumed = request.memory_bytes is None
+    return (
+        *((f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed",) if assumed else ()),
+        *hybrid_note(geometry),
+        *(
+            ()
+            if request.model.files
+            else (
+                "the weights were not seen: use another directory for each set of weights, or "
+                "their caches mix",
+            )
+        ),
+    )
+
+
+def size(request: SizingRequest) -> Sizing:
+    """Plans for sessions of one model.
+
+    Raises:
+        ModelError: the model cannot be understood, or not be divided so.
+        EngineVersionError: a version is none, or too old.
+        SizeError: sizes contradict each other.
+    """
+    check_vllm(request.vllm_version)
+    model = request.model
+    geometry = read_geometry(model.config, file=model.file, kv_cache_dtype=request.kv_cache_dtype)
+    share = geometry.per_gpu(request.parallel)
+    if request.weights_bytes is not None:
+        weights = Weights(request.weights_bytes, "as given")
+    else:
+        weights = model.weights or estimate_weights(model.config, model.file)
+    tokens = request.max_model_len or geometry.max_model_len
+    check_context(tokens, request.context_tokens)
+    hybrid = LMCacheInProcess.hybrid_manager
+    gpu = GpuRequest(
+        memory_bytes=request.memory_bytes or ASSUMED_MEMORY_BYTES,
+        weights_bytes=weights_per_gpu(weights.total_bytes, geometry, share),
+        context_bytes=share.sequence_bytes(tokens, hybrid=hybrid),
+        context_tokens=tokens,
+        chunk_bytes=request.chunk_tokens * share.bytes_per_token_no_hybrid,
+        concurrent_transfers=request.concurrent_transfers,
+        utilization=request.utilization,
+        pinned=request.pinned,
+        overhead_bytes=request.overhead_bytes,
+    )
+    try:
+        refuse_geometry(geometry)
+        budget = divide(gpu)
+    except DeclinedError as e:
+        reasons = (str(e), *_notes(request, geometry))
+        return Sizing(request, geometry, share, weights, gpu, None, None, reasons)
+    setup = _setup(request, geometry, budget)
+    reasons = (*budget.notes, *_notes(request, geometry))
+    return Sizing(request, geometry, share, weights, gpu, budget, setup, reasons)

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ai.backend.kvcache.errors import KVCacheError, ModelError, SizeError
+from ai.backend.kvcache.model.catalog import catalog
+from ai.backend.kvcache.model.parallel import Parallel
+from ai.backend.kvcache.model.source import ModelSource, open_model
+from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.sizes import GIB
+
+KEYS = {
+    "model": {"name", "model_type", "max_model_len", "kv_dtype", "warnings"},
+    "geometry": {
+        "kv_bytes_per_token",
+        "kv_bytes_per_token_per_gpu",
+        "kv_bytes_per_token_no_hybrid",
+        "constant_bytes_per_sequence",
+        "layers",
+    },
+    "budget": {
+        "gpu_memory_bytes",
+        "weights_bytes_per_gpu",
+        "weights_source",
+        "overhead_bytes",
+        "kv_pool_bytes_before",
+        "buffer_bytes",
+        "kv_pool_bytes_after",
+        "gpu_memory_utilization",
+        "resident_contexts",
+        "offload",
+        "reasons",
+    },
+    "engine": {"environment", "lmcache_config", "arguments"},
+}
+
+
+@pytest.fixture
+def reference(data: Path) -> SizingRequest:
+    """The reference case: 16 GiB of weights and 3 GiB of overhead on each of 8 80 GiB GPUs."""
+    return SizingRequest(
+        model=open_model(str(data / "models/devstral-2-123b.config.json")),
+        parallel=Parallel(8),
+        memory_bytes=80 * GIB,
+        weights_bytes=128 * GIB,
+    )
+
+
+class TestReference:
+    def test_oracle(self, reference: SizingRequest) -> None:
+        plan = size(reference).to_json()
+        assert plan["geometry"]["kv_bytes_per_token"] == 360_448
+        assert plan["geometry"]["kv_bytes_per_token_per_gpu"] == 45_056
+        assert plan["budget"] == {
+            "gpu_memory_bytes": 85_899_345_920,
+            "weights_bytes_per_gpu": 17_179_869_184,
+            "weights_source": "as given",
+            "overhead_bytes": 3_221_225_472,
+            "kv_pool_bytes_before": 56_908_316_672,  # 53 GiB
+            "buffer_bytes": 25_769_803_776,  # 24 GiB
+            "kv_pool_bytes_after": 31_138_512_896,  # 29 GiB
+            "gpu_memory_utilization": 0.6,
+            "resident_contexts": 2,  # of 11 GiB each
+            "offload": True,
+            "reasons": [
+                "the weights were not seen: use another directory for each set of weights, or "
+                "their caches mix"
+            ],
+        }
+
+    def test_keys(self, reference: SizingRequest) -> None:
+        plan = size(reference).to_json()
+        assert {name: set(part) for name, part in plan.items()} == KEYS
+        assert [set(layer) for layer in plan["geometry"]["layers"]] == [
+            {"kind", "count", "bytes_per_token", "window", "constant_bytes"}
+        ]
+        json.dumps(plan)
+
+    def test_engine(self, reference: SizingRequest) -> None:
+        engine = size(attrs.evolve(reference, max_model_len=262_144)).to_json()["engine"]
+        environment, config = engine["environment"], engine["lmcache_config"]
+        assert environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+        assert config["gds_buffer_size"] == 24_576
+        assert environment["LMCACHE_GDS_PATH"] == config["gds_path"]
+        assert PurePosixPath(config["gds_path"]).parent == PurePosixPath("/kvcache")
+        assert int(environment["PYTHONHASHSEED"]) > 0
+        assert "LMCACHE_CONFIG_FILE" not in environment
+        *arguments, connector = engine["arguments"]
+        assert arguments == [
+            "--tensor-parallel-size", "8", "--max-model-len", "262144",
+            "--gpu-memory-utilization", "0.6", "--kv-transfer-config",
+        ]  # fmt: skip
+        assert json.loads(connector)["kv_connector"] == "LMCacheConnectorV1"
+
+    def test_older_lmcache(self, reference: SizingRequest) -> None:
+        engine = size(attrs.evolve(reference, lmcache_version="0.4.3")).to_json()["engine"]
+        assert engine["environment"]["LMCACHE_CUFILE_BUFFER_SIZE"] == "24576"
+        assert engine["lmcache_config"]["cufile_buffer_size"] == 24_576
+        assert "gds_buffer_size" not in engine["lmcache_config"]
+
+    def test_contexts_of_another_length(self, reference: SizingRequest) -> None:
+        # 140,000 tokens take 5.87 GiB; the pool of 29 GiB holds four.
+        assert size(attrs.evolve(reference, context_tokens=140_000)).resident_contexts == 4
+
+    def test_transfers(self, reference: SizingRequest) -> None:
+        # 11 GiB and 5 %, in whole GiB
+        sizing = size(attrs.evolve(reference, concurrent_transfers=1))
+        assert sizing.budget is not None
+        assert sizing.budget.buffer_bytes == 12 * GIB
+
+    def test_pinned(self, reference: SizingRequest) -> None:
+        # 80 - 68 - 1.5 GiB
+        sizing = size(attrs.evolve(reference, utilization=Decimal("0.85"), pinned=True))
+        assert sizing.budget is not None
+        assert sizing.budget.buffer_bytes == 21 * GIB // 2
+        assert "0.68 would give the full buffer" in sizing.reasons[0]
+
+    def test_chunks(self, reference: SizingRequest) -> None:
+        # 64 chunks of 16,384 tokens x 45,056 bytes = 44 GiB, more than two contexts of 5.5
+        large = attrs.evolve(reference, chunk_tokens=16_384)
+        sizing = size(attrs.evolve(large, max_model_len=131_072))
+        assert sizing.budget is not None
+        assert sizing.budget.buffer_bytes == 44 * GIB
+        # which leaves 9 GiB, too few for a context of 11
+        assert "less than one context" in size(large).reasons[0]
+
+
+class TestWeights:
+    def test_most_layers_of_a_stage(self, reference: SizingRequest) -> None:
+        # 30 of 88 layers on the middle one of three stages: 128 GiB x 30 / (88 x 8)
+        sizing = size(attrs.evolve(reference, parallel=Parallel(8, 3)))
+        assert sizing.gpu.weights_bytes == 5_856_773_586
+
+    def test_estimated(self, data: Path) -> None:
+        model = open_model(str(data / "models/llama-3.1-8b.config.json"))
+        sizing = size(SizingRequest(model=model))
+        # 8,029,995,008 parameters of 2 bytes: layers of 32 x 218,103,808 and embeddings of
+        # 2 x 128,256 x 4,096
+        assert sizing.gpu.weights_bytes == 16_059_990_016
+        assert "8.0 billion parameters" in sizing.weights.source
+
+    def test_files(self, tmp_path: Path, data: Path) -> None:
+        config = (data / "models/llama-3.1-8b.config.json").read_bytes()
+        (tmp_path / "config.json").write_bytes(config)
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(16_000_000_000)
+        sizing = size(SizingRequest(model=open_model(str(tmp_path))))
+        assert sizing.gpu.weights_bytes == 16_000_000_000
+        assert sizing.reasons == ("80 GiB of memory per GPU are assumed",)
+
+
+class TestNamespace:
+    def path(self, request: SizingRequest) -> str:
+        return str(size(request).lmcache_config["gds_path"])
+
+    def test_everything_that_must_not_be_shared(self, reference: SizingRequest) -> None:
+        changes: list[dict[str, Any]] = [
+            {},
+            {"kv_cache_dtype": "fp8"},
+            {"parallel": Parallel(4, 2)},
+            {"lmcache_version": "0.5.5"},
+            {"vllm_version": "0.20.2"},
+            {"chunk_tokens": 512},
+            {"model": attrs.evolve(reference.model, name="another")},
+            {"model": attrs.evolve(reference.model, config={**reference.model.config, "x": 1})},
+        ]
+        paths = [self.path(attrs.evolve(reference, **change)) for change in changes]
+        assert len(set(paths)) == len(changes)
+
+    def test_what_may_be_shared(self, reference: SizingRequest) -> None:
+        for change in ({"concurrent_transfers": 1}, {"max_model_len": 1000}, {"pinned": True}):
+            changed = attrs.evolve(reference, **change, utilization=Decimal("0.6"))
+            assert self.path(changed) == self.path(reference)
+
+    def test_weights(self, tmp_path: Path, data: Path) -> None:
+        paths = set()
+        for fill in (b"a", b"b"):
+            config = (data / "models/llama-3.1-8b.config.json").read_bytes()
+            directory = tmp_path / fill.decode() / "model"
+            directory.mkdir(parents=True)
+            (directory / "config.json").write_bytes(config)
+            (directory / "model.safetensors").write_bytes(fill * 1000)
+            paths.add(self.path(SizingRequest(model=open_model(str(directory)))))
+        assert len(paths) == 2
+
+
+class TestNo:
+    def test_recurrent_layers(self) -> None:
+        sizing = size(SizingRequest(model=open_model("qwen3-next-80b-a3b"), parallel=Parallel(4)))
+        plan = sizing.to_json()
+        assert plan["budget"]["offload"] is False
+        assert "the model has recurrent layers" in plan["budget"]["reasons"][0]
+        assert plan["engine"] == {"environment": {}, "lmcache_config": {}, "arguments": []}
+        assert plan["geometry"]["constant_bytes_per_sequence"] == 39_518_208
+
+    def test_nothing_that_grows(self) -> None:
+        config = {
+            "model_type": "mamba2", "num_hidden_layers": 2, "num_heads": 32, "head_dim": 64,
+            "state_size": 128, "conv_kernel": 4, "n_groups": 1, "hidden_size": 1024,
+            "vocab_size": 50_000,
+        }  # fmt: skip
+        sizing = size(SizingRequest(model=ModelSource("m", config, "config.json", "m")))
+        assert sizing.budget is None
+        assert "keeps nothing that grows" in sizing.reasons[0]
+
+    def test_windows_are_told(self, data: Path) -> None:
+        model = open_model(str(data / "models/gemma-3-27b.config.json"))
+        sizing = size(SizingRequest(model=model, parallel=Parallel(8)))
+        assert any("507904 bytes a token instead of 81920" in r for r in sizing.reasons)
+        # 63,488 x 131,072 tokens twice and 5 %, in whole GiB
+        assert sizing.budget is not None
+        assert sizing.budget.buffer_bytes == 17 * GIB
+
+
+class TestBadInput:
+    def test_context_longer_than_the_longest(self, reference: SizingRequest) -> None:
+        with pytest.raises(SizeError, match="300000 tokens is longer than the longest of 262144"):
+            size(attrs.evolve(reference, context_tokens=300_000))
+
+    def test_parallel_size(self, reference: SizingRequest) -> None:
+        with pytest.raises(ModelError, match=r"96 attention heads .* size of 7"):
+            size(attrs.evolve(reference, parallel=Parallel(7)))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+
+FIELDS = sorted({
+    field
+    for model in catalog().values()
+    for part in (model.config, model.config.get("text_config", {}))
+    for field in part
+})
+
+
+def plan_for(config: Any) -> None:
+    """Plans, or raises an error of this package."""
+    model = ModelSource("fuzz", config, "config.json", "fuzz")
+    with contextlib.suppress(KVCacheError):
+        json.dumps(size(SizingRequest(model=model, parallel=Parallel(2, 2))).to_json())
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON))
+def test_any_object_is_planned_or_refused(config: dict[str, Any]) -> None:
+    plan_for(config)
+
+
+@given(st.sampled_from(sorted(catalog())), st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_change_is_planned_or_refused(name: str, changes: dict[str, Any]) -> None:
+    config = catalog()[name].config
+    plan_for({**config, **changes})
+    if "text_config" in config:
+        plan_for({**config, "text_config": {**config["text_config"], **changes}})
+
+
+ODD_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**9, 1.5, float("nan"), float("inf"),
+    "", "auto", "full_attention", [], [None], [0], [-1], ["full_attention"], {}, {"a": 1},
+]  # fmt: skip
+
+
+def mutations(seed: int) -> Iterator[Any]:
+    """Configurations of real models with fields taken out, moved and replaced."""
+    chance = random.Random(seed)
+    models = [model.config for model in catalog().values()]
+    for _ in range(300):
+        config = json.loads(json.dumps(chance.choice(models)))
+        part = config.get("text_config", config) if chance.random() < 0.8 else config
+        for _ in range(chance.randint(1, 4)):
+            field = chance.choice([*part, *FIELDS])
+            match chance.randrange(4):
+                case 0:
+                    part.pop(field, None)
+                case 1:
+                    part[field] = chance.choice(ODD_VALUES)
+                case 2:
+                    other = chance.choice(models)
+                    part[field] = other.get("text_config", other).get(field)
+                case 3 if type(part.get(field)) is int:
+                    part[field] += chance.choice([-1, 1])
+        yield config
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_models_are_planned_or_refused(seed: int) -> None:
+    for config in mutations(seed):
+        plan_for(config)
