@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -141,10 +142,7 @@ def _parallel(
     callback=_list_models,
     help="Show the models that are known by name.",
 )
-@click.pass_context
 def plan(
-    ctx: click.Context,
-    /,
     models: tuple[str, ...],
     tensor_parallel: int | None,
     pipeline_parallel: int,
@@ -199,4 +197,5 @@ def plan(
         for note in (*sizings[0].geometry.warnings, *sizings[0].reasons):
             click.echo(f"# {note}", err=True)
     if any(sizing.budget is None for sizing in sizings):
-        ctx.exit(NOT_PLANNED)
+        # Not ctx.exit(), whose status the backend.ai command loses.
+        sys.exit(NOT_PLANNED)
