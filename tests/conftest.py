@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from ai.backend.kvcache.model.catalog import catalog
 
 # Timing says nothing on a machine that runs a whole cluster beside the tests.
 settings.register_profile(
@@ -18,3 +24,40 @@ DATA = Path(__file__).parent / "data"
 def data() -> Path:
     """Files captured from real models and engines."""
     return DATA
+
+
+ODD_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 7, 1000, 2**31, 2**63, 10**9, 1.5, float("nan"),
+    float("inf"), "", "auto", "full_attention", [], [None], [0], [-1], ["full_attention"], {},
+    {"a": 1}, ["full_attention"] * 1000, list(range(1000)),
+]  # fmt: skip
+
+
+def _mutated(seed: int) -> Iterator[Any]:
+    chance = random.Random(seed)
+    models = [model.config for model in catalog().values()]
+    fields = sorted({
+        name for m in models for part in (m, m.get("text_config", {})) for name in part
+    })
+    for _ in range(300):
+        config = json.loads(json.dumps(chance.choice(models)))
+        part = config.get("text_config", config) if chance.random() < 0.8 else config
+        for _ in range(chance.randint(1, 4)):
+            field = chance.choice([*part, *fields])
+            match chance.randrange(4):
+                case 0:
+                    part.pop(field, None)
+                case 1:
+                    part[field] = chance.choice(ODD_VALUES)
+                case 2:
+                    other = chance.choice(models)
+                    part[field] = other.get("text_config", other).get(field)
+                case 3 if type(part.get(field)) is int:
+                    part[field] += chance.choice([-1, 1])
+        yield config
+
+
+@pytest.fixture
+def mutated_models() -> Callable[[int], Iterator[Any]]:
+    """By a seed, 300 configurations of real models with fields taken out, moved and replaced."""
+    return _mutated

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from ai.backend.kvcache.cli import kvcache
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_worked_example_is_what_the_command_prints() -> None:
+    text = (ROOT / "docs/sizing.md").read_text()
+    match = re.search(r"```console\n\$ backend\.ai kvcache (plan devstral.*)\n```\n\n```\n(.*?)```",
+                      text, re.DOTALL)  # fmt: skip
+    assert match
+    result = CliRunner().invoke(kvcache, shlex.split(match[1]))
+    assert result.exit_code == 0
+    assert match[2] in result.stdout
+
+
+def test_commands_of_the_readme_run() -> None:
+    commands = re.findall(r"^\$ backend\.ai kvcache (plan .*)$", (ROOT / "README.md").read_text(),
+                          re.MULTILINE)  # fmt: skip
+    assert commands
+    for command in commands:
+        if "./my-model" not in command:
+            assert CliRunner().invoke(kvcache, shlex.split(command)).exit_code == 0
