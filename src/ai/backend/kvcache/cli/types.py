@@ -39,6 +39,15 @@ class Size(click.ParamType):
             self.fail(str(e), param, ctx)
 
 
+def _decimal(value: Any) -> Decimal | None:
+    """A finite number; None where it is none."""
+    try:
+        number = Decimal(value)
+    except (InvalidOperation, ValueError):
+        return None
+    return number if number.is_finite() else None
+
+
 class Share(click.ParamType):
     """A part of one, exact as it is written."""
 
@@ -47,11 +56,8 @@ class Share(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Decimal:
-        try:
-            share = Decimal(value)
-        except (InvalidOperation, ValueError):
-            share = Decimal(-1)
-        if not (share.is_finite() and 0 < share <= 1):
+        share = _decimal(value)
+        if share is None or not 0 < share <= 1:
             self.fail(f"{value!r} is not above 0 and up to 1", param, ctx)
         return share
 
@@ -64,11 +70,7 @@ class Gpus(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Decimal:
-        try:
-            count = Decimal(value)
-        except (InvalidOperation, ValueError):
-            count = Decimal(-1)
-        whole = count.is_finite() and count == count.to_integral_value()
-        if not count.is_finite() or not 0 < count <= MAX_COUNT or (count > 1 and not whole):
+        count = _decimal(value)
+        if count is None or not 0 < count <= MAX_COUNT or (count > 1 and count % 1):
             self.fail(f"{value!r} is neither a number of GPUs nor a part of one", param, ctx)
         return count

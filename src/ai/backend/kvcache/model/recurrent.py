@@ -66,8 +66,14 @@ def _lightning(fields: Fields, dtype: str) -> LayerCache:
     )
 
 
-_STATE_SIZE = ("ssm_state_size", "mamba_d_state", "state_size")
+#: Mamba's sizes, by family.
+STATE_SIZE = ("ssm_state_size", "mamba_d_state", "state_size")
 _CONVOLUTION = ("conv_kernel", "mamba_d_conv")
+
+#: The heads of Mamba 2, by family. Mamba 1 has none.
+MAMBA_HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+MAMBA_HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim")
+MAMBA_GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
 
 
 def _mamba1(fields: Fields, dtype: str) -> LayerCache:
@@ -80,23 +86,17 @@ def _mamba1(fields: Fields, dtype: str) -> LayerCache:
         state=State(
             channels=inner,
             channel_bytes=(fields.required(*_CONVOLUTION) - 1) * DTYPE_BYTES[dtype],
-            recurrent_bytes=inner * fields.required(*_STATE_SIZE) * _recurrent_bytes(fields, dtype),
+            recurrent_bytes=inner * fields.required(*STATE_SIZE) * _recurrent_bytes(fields, dtype),
             heads=0,
         ),
     )
 
 
-#: The heads of Mamba 2, by family. Mamba 1 has none.
-_MAMBA_HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
-
-
 def _mamba2(fields: Fields, dtype: str) -> LayerCache:
     plain = fields.text("model_type") == "mamba2"
-    heads = fields.required(*_MAMBA_HEADS, *(("num_heads",) if plain else ()))
-    head_dim = fields.required(
-        "mamba_head_dim", "mamba_d_head", "mamba_headdim", *(("head_dim",) if plain else ())
-    )
-    state = fields.required(*_STATE_SIZE)
+    heads = fields.required(*MAMBA_HEADS, *(("num_heads",) if plain else ()))
+    head_dim = fields.required(*MAMBA_HEAD_DIM, *(("head_dim",) if plain else ()))
+    state = fields.required(*STATE_SIZE)
     # Nemotron-H computes its state in float32 unless the file says otherwise
     # (vLLM, model_executor/models/config.py).
     precision = "float32" if fields.text("model_type") == "nemotron_h" else dtype
@@ -107,7 +107,7 @@ def _mamba2(fields: Fields, dtype: str) -> LayerCache:
             channel_bytes=(fields.required(*_CONVOLUTION) - 1) * DTYPE_BYTES[dtype],
             recurrent_bytes=heads * head_dim * state * _recurrent_bytes(fields, precision),
             heads=heads,
-            groups=fields.positive("mamba_n_groups", "mamba_ngroups", "n_groups") or 1,
+            groups=fields.positive(*MAMBA_GROUPS) or 1,
             group_channels=2 * state,
         ),
     )
@@ -129,7 +129,7 @@ def _short_convolution(fields: Fields, dtype: str) -> LayerCache:
 _BY_FIELD: Mapping[str, Callable[[Fields, str], LayerCache]] = {
     "linear_num_value_heads": _gated_delta,
     "linear_attn_config": _kimi_delta,
-    **dict.fromkeys(_MAMBA_HEADS, _mamba2),
+    **dict.fromkeys(MAMBA_HEADS, _mamba2),
     "conv_L_cache": _short_convolution,
     "mamba_d_state": _mamba1,
     "state_size": _mamba1,

@@ -20,6 +20,7 @@ from .fields import Fields
 from .files import INDEX_FILES, ModelFiles
 from .geometry import head_dim, is_latent, kv_heads, layer_count, query_heads, text_fields
 from .quantization import quantization_of
+from .recurrent import MAMBA_GROUPS, MAMBA_HEAD_DIM, MAMBA_HEADS, STATE_SIZE
 
 
 @attrs.frozen
@@ -131,11 +132,11 @@ def _recurrence(fields: Fields, hidden: int) -> int:
     if fields.has("conv_L_cache"):
         inner = fields.positive("conv_dim") or hidden
         return hidden * 4 * inner
-    heads = fields.positive("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+    heads = fields.positive(*MAMBA_HEADS)
     if heads is not None:
-        inner = heads * fields.required("mamba_head_dim", "mamba_d_head", "mamba_headdim")
-        groups = fields.positive("mamba_n_groups", "mamba_ngroups", "n_groups") or 1
-        state = fields.required("ssm_state_size", "mamba_d_state", "state_size")
+        inner = heads * fields.required(*MAMBA_HEAD_DIM)
+        groups = fields.positive(*MAMBA_GROUPS) or 1
+        state = fields.required(*STATE_SIZE)
         return hidden * (3 * inner + 2 * groups * state + heads)
     expand = fields.positive("mamba_expand", "expand")
     if expand is not None:
