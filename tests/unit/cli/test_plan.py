@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,28 @@ class TestFormats:
             "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct/blob/main/config.json",
         ]  # fmt: skip
 
+    def test_list_of_models_for_programs(self) -> None:
+        models = json.loads(plan("--list-models", "--format", "json").stdout)
+        (llama,) = (model for model in models if model["name"] == "llama-3.1-8b")
+        assert llama == {
+            "name": "llama-3.1-8b",
+            # 32 x 218,103,808 and 2 x 128,256 x 4,096
+            "parameters": 8_029_995_008,
+            "kv_bytes_per_token": 131_072,
+            "max_model_len": 131_072,
+            "source": (
+                "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct/blob/main/config.json"
+            ),
+        }
+
+    def test_terminal_without_such_characters(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "ai.backend.kvcache", "plan", "qwen3-8b"],
+            capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert b"KV cache: yes" in done.stdout
+
 
 class TestOptions:
     def test_one_rank_for_each_gpu(self) -> None:
@@ -139,6 +162,10 @@ class TestOptions:
         )["geometry"]
         assert geometry["kv_bytes_per_token_per_gpu"] == 8_784  # 61 x 1,152 / 8
 
+    def test_gpus_that_are_left_over(self) -> None:
+        reasons = planned("qwen3-8b", "--tensor-parallel", "4", "--gpus", "8")["budget"]["reasons"]
+        assert reasons[0] == "only 4 of 8 GPUs are used"
+
     def test_context(self) -> None:
         budget = planned("devstral-2-123b", *REFERENCE, "--context", "140000")["budget"]
         assert budget["resident_contexts"] == 4  # 29 GiB / 5.87 GiB
@@ -165,7 +192,8 @@ class TestExitCodes:
             (["qwen3-8b", "--weights", "-1g"], "'-1g' is not a size"),
             (["qwen3-8b", "--tensor-parallel", "0"], "0 is not in the range"),
             (["qwen3-8b", "--tensor-parallel", "7"], "tensor-parallel size of 7"),
-            (["qwen3-8b", "--tensor-parallel", "4", "--gpus", "8"], "which take 4 GPUs"),
+            (["qwen3-8b", "--tensor-parallel", "8", "--gpus", "4"], "which take 8 GPUs"),
+            (["qwen3-8b", "--pipeline-parallel", "2", "--gpus", "1"], "which take 2 GPUs"),
             (["qwen3-8b", "--gpus", "1.5"], "neither a number of GPUs nor a part of one"),
             (["qwen3-8b", "--gpus", "nan"], "neither a number of GPUs nor a part of one"),
             (["qwen3-8b", "--gpu-memory-utilization", "1.1"], "not above 0 and up to 1"),

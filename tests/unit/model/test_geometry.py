@@ -428,6 +428,19 @@ class TestPatterns:
         assert kinds(geometry) == {"short_convolution": 30, "full_attention": 2}
         assert geometry.constant_bytes_per_sequence == 30 * 16_384  # 2 x 4,096 x 2
 
+    def test_rotary_layers_look_back_in_chunks(self) -> None:
+        config = {**LLAMA, "model_type": "llama4_text", "no_rope_layers": [1, 1, 0, 1] * 8}
+        expected = {"chunked_attention": 24, "full_attention": 8}
+        assert kinds(read_geometry(config)) == expected
+        # a list of another length, and one that is empty: every fourth layer has none
+        with pytest.raises(ModelError, match="no_rope_layers describes 3 layers"):
+            read_geometry({**config, "no_rope_layers": [1, 1, 0]})
+        assert kinds(read_geometry({**config, "no_rope_layers": []})) == expected
+
+    def test_rotary_layers_of_others_mean_nothing_else(self) -> None:
+        config = {**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 1, 1, 0] * 8}
+        assert kinds(read_geometry(config)) == {"full_attention": 32}
+
     def test_letters(self) -> None:
         config = {
             **LLAMA, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*E",
@@ -590,6 +603,7 @@ class TestNonsense:
         ("fields", "message"),
         [
             ({"num_key_value_heads": 7}, "num_attention_heads = 32 is no multiple"),
+            ({"kv_lora_rank": 512}, "qk_rope_head_dim is missing"),
             ({"hidden_size": 4097}, "hidden_size = 4097 is no multiple"),
             ({"layer_types": ["full_attention"] * 3}, "layer_types describes 3 layers"),
             ({"layer_types": ["telepathy"] * 32}, "layer_types names 'telepathy'"),

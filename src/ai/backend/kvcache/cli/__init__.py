@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import click
 
 from .plan import plan
@@ -10,6 +13,10 @@ from .plan import plan
 @click.group()
 def kvcache() -> None:
     """KV cache folders for LLM inference sessions."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets another in its place, not a traceback.
+            stream.reconfigure(errors="replace")
 
 
 kvcache.add_command(plan)

@@ -13,13 +13,13 @@ import yaml
 
 from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM
 from ..errors import KVCacheError
-from ..model.catalog import catalog
 from ..model.parallel import Parallel
 from ..model.source import open_model
 from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_TRANSFERS, DEFAULT_UTILIZATION
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, SizingRequest, size
 from ..sizes import gib
-from .plan_text import catalog_text, sizing_text
+from .catalog_text import catalog_json, catalog_text
+from .plan_text import sizing_text
 from .types import COUNT, Gpus, InputError, Share, Size
 
 NOT_PLANNED = 1
@@ -51,25 +51,16 @@ _FORMATS: Mapping[str, Callable[[Sequence[Sizing]], str]] = {
 _SETTINGS = ("env", "yaml")
 
 
-def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(catalog_text(catalog().values()))
-        ctx.exit()
-
-
-def _parallel(
-    tensor: int | None, pipeline: int, decode_context: int, gpus: Decimal | None
-) -> Parallel:
+def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:
     """The sizes of parallelism; without a size of tensor parallelism, one rank for each GPU.
 
     Raises:
-        click.UsageError: the GPUs are too few or too many for them.
+        click.UsageError: the GPUs are too few for them.
     """
-    count = 1 if gpus is None else max(1, int(gpus))
     if tensor is None:
-        tensor = max(1, count // pipeline)
+        tensor = max(1, (gpus or 1) // pipeline)
     parallel = Parallel(tensor, pipeline, decode_context)
-    if gpus is not None and count != parallel.gpus:
+    if gpus is not None and gpus < parallel.gpus:
         raise click.UsageError(
             f"--gpus {gpus} does not go with a tensor-parallel size of {tensor} and a "
             f"pipeline-parallel size of {pipeline}, which take {parallel.gpus} GPUs"
@@ -137,10 +128,7 @@ def _parallel(
 @click.option(
     "--list-models",
     is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_list_models,
-    help="Show the models that are known by name.",
+    help="Show the models that are known by name, as text or JSON.",
 )
 def plan(
     models: tuple[str, ...],
@@ -150,6 +138,7 @@ def plan(
     gpu_memory: int | None,
     gpus: Decimal | None,
     output: str,
+    list_models: bool,
     **options: Any,
 ) -> None:
     """Say what sessions of MODEL would get: memory of each GPU, buffer, settings.
@@ -160,11 +149,15 @@ def plan(
     Ends with 0 where KV cache is planned, with 1 where the plan says no, with 2 where something
     cannot be used.
     """
+    if list_models:
+        click.echo(catalog_json() if output == "json" else catalog_text())
+        return
     if not models:
         raise click.UsageError("MODEL is missing; --list-models shows those known by name")
     if output in _SETTINGS and len(models) > 1:
         raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
-    parallel = _parallel(tensor_parallel, pipeline_parallel, decode_context_parallel, gpus)
+    count = None if gpus is None else max(1, int(gpus))
+    parallel = _parallel(tensor_parallel, pipeline_parallel, decode_context_parallel, count)
     if gpus is not None and gpus < 1:
         gpu_memory = int(gpus * (gpu_memory or ASSUMED_MEMORY_BYTES))
     try:
@@ -173,6 +166,7 @@ def plan(
                 SizingRequest(
                     model=open_model(model),
                     parallel=parallel,
+                    gpus=count,
                     memory_bytes=gpu_memory,
                     utilization=options["gpu_memory_utilization"],
                     pinned=options["pin_utilization"],

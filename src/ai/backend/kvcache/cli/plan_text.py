@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from ..model.catalog import CatalogModel
-from ..model.geometry import read_geometry
-from ..model.weights import count_parameters
 from ..plan.sizing import Sizing
 from ..sizes import GIB, gib
+from .table import table
 
 #: Columns of the drawn bar of one GPU's memory.
 _BAR = 64
 
 _NONE = "-"
-
-
-def _table(rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
-    """Columns as wide as they have to be; those of text are aligned to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in text else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _size(count: int) -> str:
@@ -133,22 +117,7 @@ def sizing_text(sizing: Sizing) -> str:
     hint = ["  --format env and --format yaml print the settings"] if sizing.budget else []
     return "\n\n".join((
         "\n".join(head),
-        _table(_cache_rows(sizing)),
-        f"{_table(_memory_rows(sizing))}\n{_bar(sizing)}",
+        table(_cache_rows(sizing)),
+        f"{table(_memory_rows(sizing))}\n{_bar(sizing)}",
         "\n".join((verdict, *notes, *hint)),
     ))
-
-
-def catalog_text(models: Iterable[CatalogModel]) -> str:
-    """The models that are known by name."""
-    rows = [["MODEL", "PARAMETERS", "BYTES/TOKEN", "MAX TOKENS", "SOURCE"]]
-    for model in models:
-        geometry = read_geometry(model.config)
-        rows.append([
-            model.name,
-            f"{count_parameters(model.config).total / 1e9:,.1f} B",
-            f"{geometry.bytes_per_token:,}",
-            f"{geometry.max_model_len:,}",
-            model.source,
-        ])
-    return _table(rows, text=(0, 4))

@@ -101,7 +101,7 @@ class Fields:
         Raises:
             ModelError: it is something else.
         """
-        return [v for v in self._list(name, str, "names") if isinstance(v, str)]
+        return self._list(name, str, "names")
 
     def integers(self, name: str) -> list[int]:
         """A field that is a list of integers, such as numbers of layers.
@@ -109,11 +109,12 @@ class Fields:
         Raises:
             ModelError: it is something else.
         """
-        return [v for v in self._list(name, int, "integers") if isinstance(v, int)]
+        return self._list(name, int, "integers")
 
-    def _list(self, name: str, kind: type, what: str) -> list[Any]:
+    def _list[T](self, name: str, kind: type[T], what: str) -> list[T]:
         value = self.values.get(name)
-        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        # type() and not isinstance(): true and false are no integers.
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
             raise self.error(name, f"= {reprlib.repr(value)} is not a list of {what}")
         return value
 

@@ -238,6 +238,8 @@ def is_latent(fields: Fields) -> bool:
 
 def _latent_caches(fields: Fields, dtype: str, layers: int) -> list[tuple[LayerCache, ...]]:
     rank = fields.required("kv_lora_rank")
+    if not fields.has("qk_rope_head_dim"):
+        raise fields.error("qk_rope_head_dim", "is missing, and kv_lora_rank is given")
     rotary = fields.positive("qk_rope_head_dim") or 0
     if dtype.startswith("fp8") and "per_token_head" not in dtype:
         size = rank + 4 * -(-rank // _LATENT_SCALE_BLOCK) + 2 * rotary

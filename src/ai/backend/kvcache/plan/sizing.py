@@ -43,6 +43,8 @@ class SizingRequest:
 
     model: ModelSource
     parallel: Parallel = attrs.field(factory=Parallel)
+    gpus: int | None = None
+    """How many there are. None: as many as are needed."""
     memory_bytes: int | None = None
     """Of one GPU, or of the share of one. None: assumed."""
     utilization: Decimal = DEFAULT_UTILIZATION
@@ -272,7 +274,10 @@ def _setup(request: SizingRequest, geometry: Geometry, budget: Budget) -> Engine
 
 def _notes(request: SizingRequest, geometry: Geometry) -> tuple[str, ...]:
     assumed = request.memory_bytes is None
+    used = request.parallel.gpus
+    idle = request.gpus is not None and request.gpus > used
     return (
+        *((f"only {used} of {request.gpus} GPUs are used",) if idle else ()),
         *((f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed",) if assumed else ()),
         *hybrid_note(geometry),
         *(
