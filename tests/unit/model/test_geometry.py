@@ -370,6 +370,11 @@ class TestPatterns:
         config["use_sliding_window"] = True
         assert kinds(read_geometry(config)) == {"full_attention": 28, "sliding_window": 4}
 
+    def test_family_with_windows_and_a_model_without(self) -> None:
+        # As EXAONE 4.0 1.2B has it.
+        fields = {"model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None}
+        assert kinds(read_geometry({**LLAMA, **fields})) == {"full_attention": 32}
+
     @pytest.mark.parametrize("window", [None, 0])
     def test_no_window(self, window: object) -> None:
         assert kinds(read_geometry({**self.WINDOW, "sliding_window": window})) == {

@@ -152,12 +152,7 @@ def text_fields(config: Mapping[str, Any], file: str = "config.json") -> tuple[F
     while (part := _text_part(inner)) is not None:
         inner = part
     model_type = inner.text("model_type") or outer.text("model_type") or ""
-    defaults = DEFAULTS.get(model_type, {})
-    values = {
-        **defaults,
-        **{name: value for name, value in inner.values.items() if value is not None},
-        "model_type": model_type,
-    }
+    values = {**DEFAULTS.get(model_type, {}), **inner.values, "model_type": model_type}
     # Of old families, some name their attention in a part of its own.
     attention = inner.part("attn_config")
     if attention is not None and attention.has("kv_n_heads"):

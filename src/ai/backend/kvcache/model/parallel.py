@@ -74,6 +74,18 @@ class GpuShare:
         """
         return max(self._stage_bytes(stage, tokens, hybrid) for stage in self.stages)
 
+    def weights_bytes(self, total_bytes: int) -> int:
+        """Bytes of weights.
+
+        Embeddings count as if they were spread over the stages, and what tensor parallelism
+        repeats (norms, routers, latent projections) as if it were divided: both are small.
+
+        Args:
+            total_bytes: of the whole model.
+        """
+        layers = sum(self.stage_layers) * self.parallel.tensor
+        return -(-total_bytes * max(self.stage_layers) // layers)
+
     def _growing(self, stage: Sequence[tuple[LayerCache, int]], *, hybrid: bool) -> int:
         return sum(
             count * self._token_bytes(cache) for cache, count in stage if cache.grows or not hybrid

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, islice
 
 from .families import PERIODS, WINDOW_OFF, WINDOW_UNUSED
 from .fields import Fields
@@ -48,8 +47,12 @@ _LETTERS: Mapping[str, str] = {"M": MAMBA, "*": FULL, "-": NOTHING, "E": NOTHING
 _LOCAL_GLOBAL: Mapping[str, str] = {"L": SLIDING, "G": FULL}
 
 
-def _every(period: int, between: str, last: str) -> tuple[str, ...]:
-    return (*[between] * (period - 1), last)
+def _every(period: int, last: str, between: str, layers: int) -> list[str]:
+    return [between if (i + 1) % period else last for i in range(layers)]
+
+
+def _repeated(kinds: Sequence[str], layers: int) -> list[str]:
+    return [kinds[i % len(kinds)] for i in range(layers)]
 
 
 def _named(fields: Fields, field: str, layers: int) -> list[str]:
@@ -93,7 +96,7 @@ def _kimi(fields: Fields, field: str, layers: int) -> list[str]:
     # Layers are counted from 1 here (Transformers, configuration_kimi_linear.py).
     part = fields.part(field)
     if part is None or not part.has("full_attn_layers"):
-        return list(islice(cycle(PERIODS["kimi_linear"]), layers))
+        return _repeated(PERIODS["kimi_linear"], layers)
     full = set(part.integers("full_attn_layers"))
     return [FULL if i + 1 in full else LINEAR for i in range(layers)]
 
@@ -105,9 +108,7 @@ def _jamba(fields: Fields, field: str, layers: int) -> list[str]:
 
 
 def _interval(fields: Fields, field: str, layers: int) -> list[str]:
-    return list(
-        islice(cycle(_every(min(fields.required(field), layers + 1), LINEAR, FULL)), layers)
-    )
+    return _every(fields.required(field), FULL, LINEAR, layers)
 
 
 def _window_pattern(fields: Fields, field: str, layers: int) -> list[str]:
@@ -115,13 +116,11 @@ def _window_pattern(fields: Fields, field: str, layers: int) -> list[str]:
         text = fields.text(field) or ""
         if set(text) - set(_LOCAL_GLOBAL):
             raise fields.error(field, f"= {reprlib.repr(text)} has letters other than L and G")
-        kinds = list(islice(cycle(_LOCAL_GLOBAL[letter] for letter in text), layers))
+        kinds = _repeated([_LOCAL_GLOBAL[letter] for letter in text], layers)
         # EXAONE 4 always ends in a layer that sees everything.
         return [*kinds[:-1], FULL]
     period = fields.positive(field)
-    if period is None:
-        return [FULL] * layers
-    return list(islice(cycle(_every(min(period, layers + 1), SLIDING, FULL)), layers))
+    return [FULL] * layers if period is None else _every(period, FULL, SLIDING, layers)
 
 
 #: The first of these fields that a file has says which layer is which.
@@ -159,10 +158,14 @@ def _of_length(fields: Fields, field: str, kinds: Sequence[str], layers: int) ->
     return list(kinds)
 
 
-def window_in_use(fields: Fields, model_type: str) -> bool:
+def _window_in_use(fields: Fields, model_type: str) -> bool:
     """Whether the family's layers use a window at all."""
-    default = model_type not in WINDOW_OFF
-    return model_type not in WINDOW_UNUSED and fields.flag("use_sliding_window", default)
+    if model_type in WINDOW_UNUSED:
+        return False
+    if not fields.flag("use_sliding_window", model_type not in WINDOW_OFF):
+        return False
+    # A list that names such layers and gives them no window is a contradiction, and told later.
+    return fields.has("layer_types") or fields.positive("sliding_window") is not None
 
 
 def _written(fields: Fields, model_type: str, layers: int) -> list[str]:
@@ -172,7 +175,7 @@ def _written(fields: Fields, model_type: str, layers: int) -> list[str]:
     if model_type == "llama4_text" and (kinds := _llama4(fields, layers)) is not None:
         return kinds
     if model_type in PERIODS:
-        return list(islice(cycle(PERIODS[model_type]), layers))
+        return _repeated(PERIODS[model_type], layers)
     if fields.positive("sliding_window") is None:
         return [FULL] * layers
     # The first of these layers see everything (Transformers, configuration_qwen2.py).
@@ -187,7 +190,7 @@ def layer_pattern(fields: Fields, model_type: str, layers: int) -> list[str]:
         ModelError: the pattern is nonsense, or of another length than the model.
     """
     kinds = _written(fields, model_type, layers)
-    if not window_in_use(fields, model_type):
+    if not _window_in_use(fields, model_type):
         kinds = [FULL if kind == SLIDING else kind for kind in kinds]
     shared = fields.positive("num_kv_shared_layers") or 0
     if shared >= layers:

@@ -27,8 +27,8 @@ from .model import Model, read_model
 from .namespace import session_namespace
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Session
-from .sizing import hybrid_note, refuse_geometry, weights_per_gpu
 from .start import ChangedStart, EngineStart, change_start, parallel_of, read_start
+from .suitability import hybrid_note, refuse_geometry
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
@@ -102,7 +102,7 @@ def _divide_gpu(
     return divide(
         GpuRequest(
             memory_bytes=session.gpus.memory_bytes,
-            weights_bytes=weights_per_gpu(model.weights.total_bytes, model.geometry, share),
+            weights_bytes=share.weights_bytes(model.weights.total_bytes),
             context_bytes=share.sequence_bytes(tokens, hybrid=adapter.hybrid_manager),
             context_tokens=tokens,
             chunk_bytes=adapter.chunk_tokens * share.bytes_per_token_no_hybrid,

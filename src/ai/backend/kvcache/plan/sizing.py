@@ -32,6 +32,7 @@ from .budget import (
     divide,
     pool_bytes,
 )
+from .suitability import hybrid_note, refuse_geometry
 
 #: Assumed where nobody says how much memory a GPU has.
 ASSUMED_MEMORY_BYTES = 80 * GIB
@@ -188,18 +189,7 @@ class Sizing:
         }
 
 
-def weights_per_gpu(total_bytes: int, geometry: Geometry, share: GpuShare) -> int:
-    """Bytes of weights on the GPU that holds most layers.
-
-    Embeddings count as if they were spread over the stages, and what tensor parallelism repeats
-    (norms, routers, latent projections) as if it were divided: both are small.
-    """
-    layers = len(geometry.layers)
-    most = max(share.stage_layers)
-    return -(-total_bytes * most // (layers * share.parallel.tensor))
-
-
-def check_context(max_model_len: int, tokens: int | None) -> None:
+def _check_context(max_model_len: int, tokens: int | None) -> None:
     """Whether a context of that length can exist.
 
     Raises:
@@ -209,33 +199,6 @@ def check_context(max_model_len: int, tokens: int | None) -> None:
         raise SizeError(
             f"a context of {tokens} tokens is longer than the longest of {max_model_len}; "
             "raise --max-model-len or lower --context"
-        )
-
-
-def hybrid_note(geometry: Geometry) -> tuple[str, ...]:
-    """What LMCache costs a model with windows, since vLLM then runs without its hybrid manager."""
-    if not geometry.has_windows:
-        return ()
-    return (
-        "vLLM turns its hybrid KV cache manager off for LMCache, so layers with a window keep "
-        f"every token: {geometry.bytes_per_token_no_hybrid} bytes a token instead of "
-        f"{geometry.bytes_per_token}; the budget counts the former",
-    )
-
-
-def refuse_geometry(geometry: Geometry) -> None:
-    """Some models have nothing that could be offloaded, or cannot run with LMCache.
-
-    Raises:
-        DeclinedError: this is one of them.
-    """
-    if geometry.bytes_per_token_no_hybrid == 0:
-        raise DeclinedError("the model keeps nothing that grows with the context")
-    if geometry.has_states:
-        raise DeclinedError(
-            "the model has recurrent layers, which vLLM runs only with its hybrid KV cache "
-            "manager; LMCache's connectors turn that off, and vLLM would not start. Run it "
-            "without KV cache"
         )
 
 
@@ -308,11 +271,11 @@ def size(request: SizingRequest) -> Sizing:
     else:
         weights = model.weights or estimate_weights(model.config, model.file)
     tokens = request.max_model_len or geometry.max_model_len
-    check_context(tokens, request.context_tokens)
+    _check_context(tokens, request.context_tokens)
     hybrid = LMCacheInProcess.hybrid_manager
     gpu = GpuRequest(
         memory_bytes=request.memory_bytes or ASSUMED_MEMORY_BYTES,
-        weights_bytes=weights_per_gpu(weights.total_bytes, geometry, share),
+        weights_bytes=share.weights_bytes(weights.total_bytes),
         context_bytes=share.sequence_bytes(tokens, hybrid=hybrid),
         context_tokens=tokens,
         chunk_bytes=request.chunk_tokens * share.bytes_per_token_no_hybrid,
