@@ -9,52 +9,9 @@ from hypothesis import strategies as st
 from ai.backend.kvcache.engine.vllm import (
     arguments_of_config,
     environment_arguments,
-    find_vllm,
     read_arguments,
-    without_config,
 )
 from ai.backend.kvcache.errors import StartCommandError
-
-
-class TestFindVllm:
-    @pytest.mark.parametrize(
-        "command",
-        [
-            ("vllm", "serve"),
-            ("/usr/local/bin/vllm", "serve"),
-            ("python", "-m", "vllm.entrypoints.openai.api_server"),
-            ("/usr/bin/python3.12", "-m", "vllm.entrypoints.openai.api_server"),
-        ],
-    )
-    def test_certain(self, command: tuple[str, ...]) -> None:
-        found = find_vllm([*command, "/models", "-tp", "2"])
-        assert found is not None
-        assert found.prefix == command
-        assert found.arguments == ("/models", "-tp", "2")
-
-    @pytest.mark.parametrize(
-        "arguments", [["--model", "/models"], ["--model=/models"], ["--config", "with-model.yaml"]]
-    )
-    def test_certain_with_the_model_elsewhere(self, arguments: list[str]) -> None:
-        assert find_vllm(["vllm", "serve", "--port", "8000", *arguments]) is not None
-
-    @pytest.mark.parametrize(
-        "command",
-        [
-            (),
-            ("vllm",),
-            ("vllm", "serve"),
-            ("vllm", "serve", "--port", "8000", "/models"),
-            ("vllm", "bench"),
-            ("vllm serve /models",),
-            ("bash", "-c", "vllm serve /models"),
-            ("python", "-m", "sglang.launch_server"),
-            ("python", "serve.py"),
-            ("pythonic", "-m", "vllm.entrypoints.openai.api_server"),
-        ],
-    )
-    def test_not_certain(self, command: tuple[str, ...]) -> None:
-        assert find_vllm(command) is None
 
 
 class TestReadArguments:
@@ -173,10 +130,6 @@ class TestPlaces:
         assert arguments.tensor_parallel == 4
         assert not arguments.lora
         assert arguments.connector == "--kv-transfer-config"
-
-    def test_without_config(self) -> None:
-        arguments = ["/m", "--config", "a.yaml", "-tp", "2", "--config=b"]
-        assert without_config(arguments) == ["/m", "-tp", "2", "--config=b"]
 
     def test_form_of_config_that_vllm_ignores(self) -> None:
         arguments = read_arguments(["/m", "--config=b.yaml"])

@@ -460,7 +460,7 @@ class TestFaults:
 class TestUncertainCommand:
     @pytest.mark.parametrize(
         "command",
-        [("bash", "-c", "vllm serve /models"), ("vllm serve /models",), ("./run.sh",), ()],
+        [("bash", "-c", "vllm serve /models; exit"), ("vllm serve /models",), ("./run.sh",), ()],
     )
     def test_is_left_alone(self, make: SessionMaker, command: tuple[str, ...]) -> None:
         preparation = prepare(make(service=Service(command, PurePosixPath("/models"))), SETTINGS)
@@ -468,6 +468,21 @@ class TestUncertainCommand:
         assert preparation.plan.add_by_hand == (
             "vllm serve MODEL --config /home/config/kvcache/vllm.yaml"
         )
+
+    def test_shells_line_is_completed(self, make: SessionMaker) -> None:
+        service = Service(("bash", "-c", "exec vllm serve $M -tp 8"), PurePosixPath("/models"))
+        session = make(gpus=EIGHT_GPUS, service=service, environ={"M": "/models"})
+        assert prepare(session, SETTINGS).start_command == (
+            "bash", "-c", "exec vllm serve $M -tp 8 --config /home/config/kvcache/vllm.yaml "
+            "--gpu-memory-utilization 0.6",
+        )  # fmt: skip
+
+    def test_arguments_that_the_shell_drops(self, make: SessionMaker) -> None:
+        service = Service(("bash", "-c", "vllm serve /models -tp 8"), PurePosixPath("/models"))
+        environ = {"VLLM_EXTRA_ARGS": "--max-model-len 131072"}
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
+        assert "--max-model-len 131072 from VLLM_* variables" in preparation.plan.warnings[0]
 
     def test_settled_session(self, make: SessionMaker) -> None:
         preparation = prepare(make(is_settled=True), SETTINGS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
@@ -68,15 +67,6 @@ _MULTIPLIERS: Mapping[str, int] = {
 
 
 @attrs.frozen
-class VllmCommand:
-    """A start command that is certain to run vLLM."""
-
-    prefix: tuple[str, ...]
-    """``vllm serve``, or ``python -m vllm.entrypoints.openai.api_server``."""
-    arguments: tuple[str, ...]
-
-
-@attrs.frozen
 class EngineArguments:
     """What vLLM was told, as far as the KV cache depends on it. None: not said."""
 
@@ -96,28 +86,6 @@ class EngineArguments:
     connector: str | None
     """The option by which the user already configured a KV connector or offloading."""
     lora: bool
-
-
-def find_vllm(command: Sequence[str]) -> VllmCommand | None:
-    """The command split at vLLM's own arguments; None when it is not certain that vLLM runs.
-
-    Nor is it certain where ``vllm serve`` has options before its model: with a config file, which
-    is how the plugin tells vLLM, it then finds no model (vLLM, utils/argparse_utils.py).
-    """
-    if len(command) >= 2 and PurePosixPath(command[0]).name == "vllm" and command[1] == "serve":
-        arguments = tuple(command[2:])
-        model_is_found = arguments and (
-            not arguments[0].startswith("-")
-            or any(_option_and_value(token)[0] in ("--model", "--config") for token in arguments)
-        )
-        return VllmCommand(tuple(command[:2]), arguments) if model_is_found else None
-    if (
-        len(command) >= 3
-        and re.fullmatch(r"python3?(\.\d+)?", PurePosixPath(command[0]).name)
-        and tuple(command[1:3]) == ("-m", "vllm.entrypoints.openai.api_server")
-    ):
-        return VllmCommand(tuple(command[:3]), tuple(command[3:]))
-    return None
 
 
 def environment_arguments(environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -148,18 +116,6 @@ def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
         if value is not True:
             arguments.append(str(value))
     return arguments
-
-
-def without_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments less every ``--config FILE``."""
-    kept: list[str] = []
-    tokens = iter(arguments)
-    for token in tokens:
-        if token == "--config":
-            next(tokens, None)
-        else:
-            kept.append(token)
-    return kept
 
 
 def _option_and_value(token: str) -> tuple[str, str | None]:

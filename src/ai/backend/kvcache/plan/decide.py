@@ -145,12 +145,18 @@ def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]
 
 
 def _start_notes(start: EngineStart) -> tuple[str, ...]:
-    if start.arguments.ignored_config is None:
-        return ()
-    return (
-        f"vLLM ignores {start.arguments.ignored_config}; write option and file apart to have it "
-        "merged",
-    )
+    notes: list[str] = []
+    if start.arguments.ignored_config is not None:
+        notes.append(
+            f"vLLM ignores {start.arguments.ignored_config}; write option and file apart to have "
+            "it merged"
+        )
+    if start.lost:
+        notes.append(
+            f"{shlex.join(start.lost)} from VLLM_* variables does not reach vLLM: the start "
+            'command is a shell\'s line without "$@"'
+        )
+    return tuple(notes)
 
 
 def _add_by_hand(

@@ -16,15 +16,13 @@ import attrs
 import yaml
 
 from ..beneath import open_file
+from ..engine.command import VllmCommand, find_vllm, without_config
 from ..engine.vllm import (
     EXTRA_ARGS,
     EngineArguments,
-    VllmCommand,
     arguments_of_config,
     environment_arguments,
-    find_vllm,
     read_arguments,
-    without_config,
 )
 from ..errors import StartCommandError
 from ..model.parallel import Parallel
@@ -45,6 +43,8 @@ class EngineStart:
     arguments: EngineArguments
     config: Mapping[str, Any]
     """The content of the user's own config file."""
+    lost: tuple[str, ...] = ()
+    """Arguments from VLLM_* variables that the command does not hand on to vLLM."""
 
 
 @attrs.frozen
@@ -94,15 +94,16 @@ def read_start(session: Session) -> EngineStart:
     command = find_vllm(service.start_command) if service else None
     options, extra = environment_arguments(session.environ)
     model_path = str(service.model_path) if service else _MODEL_PATH_TOKEN
-    own = [t.replace(_MODEL_PATH_TOKEN, model_path) for t in command.arguments] if command else []
-    written = [*own, *options, *extra]
+    appended = (*options, *extra)
+    found = command.arguments(appended, session.environ) if command else appended
+    lost = appended if command and not command.takes_appended else ()
+    written = [token.replace(_MODEL_PATH_TOKEN, model_path) for token in found]
     arguments = read_arguments(written)
     if arguments.config_file is None:
-        return EngineStart(command, arguments, {})
+        return EngineStart(command, arguments, {}, lost)
     config = _read_config(session, arguments.config_file)
-    return EngineStart(
-        command, read_arguments(_behind_model(written, arguments_of_config(config))), config
-    )
+    arguments = read_arguments(_behind_model(written, arguments_of_config(config)))
+    return EngineStart(command, arguments, config, lost)
 
 
 def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
@@ -129,6 +130,6 @@ def change_start(session: Session, command: VllmCommand, added: Sequence[str]) -
     _, extra = environment_arguments(session.environ)
     kept = without_config(extra)
     return ChangedStart(
-        command=(*command.prefix, *without_config(command.arguments), *added),
+        command=command.with_arguments(added),
         environment={EXTRA_ARGS: shlex.join(kept)} if kept != extra else {},
     )
