@@ -9,7 +9,7 @@ import attrs
 import pytest
 import yaml
 
-from ai.backend.kvcache.folder.prepare import Owner
+from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.catalog import find_in_catalog
 from ai.backend.kvcache.plan.decide import Preparation, prepare
 from ai.backend.kvcache.plan.folder import asks_for_kv_cache

@@ -33,6 +33,7 @@ from ..metrics.indicators import (
     read_counters,
 )
 from ..plan.plan import PLAN_FILE
+from .leases import LeaseKeeper
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -111,6 +112,7 @@ class Collector:
         self._scratch_root = scratch_root
         # Of its own: where a file server hangs, walks do, and nothing else.
         self._walkers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-walk")
+        self._leases = LeaseKeeper(self._walkers)
         self._http: aiohttp.ClientSession | None = None
         self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._usages: dict[tuple[Path, str], _Usage] = {}
@@ -130,6 +132,10 @@ class Collector:
             container_ids: those to be measured in this tick.
         """
         targets = await self._find_targets(kernels, frozenset(container_ids))
+        self._leases.keep(
+            {t.kernel_id: t.namespace for t in targets if t.namespace},
+            {str(kernel_id) for kernel_id in kernels},
+        )
         results = await asyncio.gather(*(self._measure(target) for target in targets))
         values = {
             target.container_id: result for target, result in zip(targets, results, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ai.backend.common.types import BinarySize
 
-from ..folder.prepare import Owner
+from ..folder.entries import Owner
 from ..plan.session import Gpus, Image, Mount, Service, Session
 
 #: Devices that are no accelerators: the agent's own, and ours.

@@ -16,6 +16,9 @@ FOLDER_MANIFEST = "folder.json"
 #: In METADATA: a manifest for each namespace, ``<namespace>.json``.
 NAMESPACE_MANIFESTS = "namespaces"
 
+#: In METADATA: for each namespace a directory with a file for each kernel that uses it.
+LEASES = "leases"
+
 #: A directory for each namespace, where the engine's own files lie.
 NAMESPACES = "ns"
 

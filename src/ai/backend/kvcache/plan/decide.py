@@ -207,7 +207,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     changed = change_start(session, start.command, added) if start.command else None
     shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
     prepare_namespace(
-        folder.host_path, namespace, session.owner,
+        folder.host_path, namespace, session.owner, session.kernel_id,
         {"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
     )  # fmt: skip
     plan = Plan(

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
-from ..folder.prepare import Owner
+from ..folder.entries import Owner
 
 
 @attrs.frozen
