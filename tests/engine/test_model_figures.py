@@ -15,8 +15,11 @@ from ai.backend.kvcache.model.geometry import Geometry, read_geometry
 from ai.backend.kvcache.model.layers import LayerKind
 from ai.backend.kvcache.model.weights import count_parameters
 
-#: vLLM removed it after 0.10.2.
-NOT_IN_VLLM = "llama-3.2-11b-vision"
+#: What vLLM cannot build here: the first it removed after 0.10.2, the tower for pictures of the
+#: second needs memory, and the third is described by Mistral's own file. The last two were compared
+#: by hand, with the tower left out and the file given, and agreed.
+NOT_BUILT = {"llama-3.2-11b-vision", "kimi-k2.5", "mistral-large-3"}
+NAMES = sorted(set(catalog()) - NOT_BUILT)
 
 #: Ours leaves out norms, biases, positions and what vocabularies are padded with.
 PARAMETERS_TOLERANCE = 0.015
@@ -36,7 +39,11 @@ def answers(image: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         [
             *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3"),
             *("--volume", f"{Path(__file__).parent}:/oracle:ro", "--volume", f"{folder}:/c:ro"),
-            *(image, "/oracle/kv_cache_specs.py", *(f"/c/{name}.json" for name in catalog())),
+            *(
+                image,
+                "/oracle/kv_cache_specs.py",
+                *(f"/c/{name}.json" for name in catalog() if name not in NOT_BUILT),
+            ),
         ],
         capture_output=True,
         text=True,
@@ -71,7 +78,7 @@ def our_caches(geometry: Geometry) -> Counter[tuple[str, int, int | None]]:
     return caches
 
 
-@pytest.mark.parametrize("name", sorted(set(catalog()) - {NOT_IN_VLLM}))
+@pytest.mark.parametrize("name", NAMES)
 def test_vllm_says_the_same(answers: dict[str, Any], name: str) -> None:
     answer = answers[name]
     assert "error" not in answer

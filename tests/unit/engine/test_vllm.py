@@ -96,6 +96,35 @@ class TestReadArguments:
         assert read_arguments(["--enable-lora"]).lora
         assert not read_arguments(["--enable-lora", "--no-enable-lora"]).lora
 
+    def test_flags(self) -> None:
+        default = read_arguments([])
+        assert (default.prefix_caching, default.sleep_mode, default.computes_kv_scales) == (
+            True, False, False,
+        )  # fmt: skip
+        told = read_arguments([
+            "--no-enable-prefix-caching", "--enable-sleep-mode", "--calculate_kv_scales",
+        ])  # fmt: skip
+        assert (told.prefix_caching, told.sleep_mode, told.computes_kv_scales) == (
+            False, True, True,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--speculative-config", '{"method": "ngram"}'],
+            ["--speculative-config.method", "eagle"],
+            ["-sc", "x"],
+        ],
+    )
+    def test_draft_models(self, arguments: list[str]) -> None:
+        assert read_arguments(arguments).speculates
+        assert not read_arguments([]).speculates
+
+    def test_sizes(self) -> None:
+        told = read_arguments(["--block-size", "32", "-dp", "2"])
+        assert (told.block_size, told.data_parallel) == (32, 2)
+        assert (read_arguments([]).block_size, read_arguments([]).data_parallel) == (None, 1)
+
     @given(st.lists(st.text(max_size=12) | st.sampled_from(["-tp", "--config", "--dtype", "8"])))
     def test_anything_else_is_our_own_error(self, arguments: list[str]) -> None:
         with contextlib.suppress(StartCommandError):

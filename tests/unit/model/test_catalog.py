@@ -17,7 +17,8 @@ def test_enough_models() -> None:
 @pytest.mark.parametrize("name", catalog())
 def test_every_model_is_understood(name: str) -> None:
     model = catalog()[name]
-    assert model.source == (f"https://huggingface.co/{model.repository}/blob/main/config.json")
+    base = f"https://huggingface.co/{model.repository}/blob/main/"
+    assert model.source in (f"{base}config.json", f"{base}params.json")
     assert model.repository.count("/") == 1
     geometry = read_geometry(model.config)
     # What vLLM assumes for Falcon, and images; nothing that was guessed.

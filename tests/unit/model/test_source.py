@@ -40,6 +40,17 @@ class TestDirectory:
         (directory / "params.json").write_text("{}")
         assert open_model(str(directory)).file == "config.json"
 
+    def test_quantization_in_a_file_of_its_own(self, directory: Path) -> None:
+        quantization = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+        (directory / "hf_quant_config.json").write_text(json.dumps(quantization))
+        assert open_model(str(directory)).config["quantization_config"] == {
+            "quant_method": "modelopt",
+            "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        }
+        stated = {"model_type": "llama", "quantization_config": {"quant_method": "awq"}}
+        (directory / "config.json").write_text(json.dumps(stated))
+        assert open_model(str(directory)).config == stated
+
     def test_links_to_anywhere_are_followed(self, directory: Path, tmp_path: Path) -> None:
         # As the cache of the Hugging Face hub lies on disk.
         (tmp_path / "link").symlink_to(directory)

@@ -452,6 +452,49 @@ class TestFaults:
     def test_lora(self, make: SessionMaker) -> None:
         assert "--enable-lora" in reason(prepare(make(service=serve("--enable-lora")), SETTINGS))
 
+    def test_scales_that_each_start_computes(self, make: SessionMaker) -> None:
+        service = serve("--kv-cache-dtype", "fp8", "--calculate-kv-scales")
+        assert "computes its own scales" in reason(prepare(make(service=service), SETTINGS))
+
+    def test_blocks_that_do_not_fit_chunks(self, make: SessionMaker) -> None:
+        preparation = prepare(make(service=serve("--block-size", "96")), SETTINGS)
+        assert "--block-size 96 does not divide" in reason(preparation)
+        assert prepare(make(service=serve("--block-size", "32")), SETTINGS).plan.namespace
+
+    def test_several_engines_need_several_servers(self, make: SessionMaker) -> None:
+        service = serve("--data-parallel-size", "2")
+        assert "--data-parallel-size 2" in reason(prepare(make(service=service), SETTINGS))
+        on_gpus = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8", "-dp", "2")), SETTINGS)
+        assert on_gpus.plan.no_kv_cache_because is None
+
+    @pytest.mark.parametrize(
+        ("argument", "note"),
+        [
+            ("--no-enable-prefix-caching", "prefix caching is off"),
+            ("--enable-sleep-mode", "a sleeping engine keeps the transfer buffer"),
+            ("--speculative-config=x", "a draft model runs beside"),
+        ],
+    )
+    def test_what_is_told_and_no_conflict(
+        self, make: SessionMaker, argument: str, note: str
+    ) -> None:
+        plan = prepare(make(service=serve(argument)), SETTINGS).plan
+        assert plan.no_kv_cache_because is None
+        assert note in plan.warnings[0]
+
+    def test_overrides_change_the_model(self, make: SessionMaker) -> None:
+        session = make(
+            gpus=EIGHT_GPUS,
+            service=serve("-tp", "8", "--hf-overrides", '{"max_position_embeddings": 131072}'),
+        )
+        # 5.5 GiB twice and 5 %, in whole GiB
+        assert prepare(session, SETTINGS).environment["LMCACHE_GDS_BUFFER_SIZE"] == "12288"
+
+    @pytest.mark.parametrize("overrides", ["{", "[]", "5"])
+    def test_overrides_that_are_nonsense(self, make: SessionMaker, overrides: str) -> None:
+        service = serve("--hf-overrides", overrides)
+        assert "--hf-overrides" in reason(prepare(make(service=service), SETTINGS))
+
     def test_unbalanced_quotes(self, make: SessionMaker) -> None:
         session = make(environ={"VLLM_EXTRA_ARGS": "--served-model-name 'x"})
         assert "unbalanced quotes" in reason(prepare(session, SETTINGS))

@@ -54,6 +54,8 @@ class EngineAdapter(ABC):
     """Whether vLLM keeps its hybrid KV cache manager on with this connector. Without it, layers
     with a window keep every token, and models with recurrent layers do not start (vLLM,
     config/vllm.py; a connector says so by subclassing SupportsHMA)."""
+    data_parallel: ClassVar[bool]
+    """Whether several engines of one session can use it at the same time."""
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Variables by which a user can change the engine's keys, and so the namespace."""
 

@@ -31,6 +31,7 @@ class LMCacheInProcess(EngineAdapter):
     # has 64 bits only.
     hash_algorithm = "sha256_cbor"
     hybrid_manager = False
+    data_parallel = True
     key_variables = (
         "LMCACHE_CHUNK_SIZE",
         "LMCACHE_PRE_CACHING_HASH_ALGORITHM",

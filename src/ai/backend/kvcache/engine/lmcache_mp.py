@@ -35,6 +35,7 @@ class LMCacheMultiProcess(EngineAdapter):
     hash_algorithm = "blake3"
     # LMCache's own class has it, vLLM's of the same name, which is the one that is used, has not.
     hybrid_manager = False
+    data_parallel = False
 
     def setup(self, request: EngineRequest) -> EngineSetup:
         server_arguments = [

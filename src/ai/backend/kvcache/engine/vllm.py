@@ -17,11 +17,15 @@ from ..errors import StartCommandError
 
 #: Options whose value is read, by every spelling vLLM accepts (after "_" became "-").
 _VALUE_OPTIONS: Mapping[str, str] = {
+    "--block-size": "block_size",
     "--config": "config",
+    "--data-parallel-size": "data_parallel",
+    "-dp": "data_parallel",
     "--decode-context-parallel-size": "decode_context_parallel",
     "-dcp": "decode_context_parallel",
     "--dtype": "dtype",
     "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--hf-overrides": "hf_overrides",
     "--kv-cache-dtype": "kv_cache_dtype",
     "--max-model-len": "max_model_len",
     "--model": "model",
@@ -31,7 +35,8 @@ _VALUE_OPTIONS: Mapping[str, str] = {
     "-tp": "tensor_parallel",
 }
 
-#: Options that change what the layers compute, and so what a cached block means.
+#: Options that change what the layers compute or which layers there are, and so what a cached
+#: block means.
 _VALUE_CHANGING_OPTIONS = frozenset({
     "--hf-overrides",
     "--load-format",
@@ -39,7 +44,17 @@ _VALUE_CHANGING_OPTIONS = frozenset({
     "-q",
     "--rope-scaling",
     "--rope-theta",
+    "--speculative-config",
+    "-sc",
 })
+
+#: Options without a value, each with its opposite (``--no-…``), and vLLM's defaults.
+_FLAGS: Mapping[str, bool] = {
+    "calculate-kv-scales": False,
+    "enable-lora": False,
+    "enable-prefix-caching": True,
+    "enable-sleep-mode": False,
+}
 
 #: Options that already say where KV cache goes; next to them nothing is added.
 _CONNECTOR_OPTIONS = frozenset({
@@ -85,7 +100,21 @@ class EngineArguments:
     """Arguments that change what is computed, such as rope or quantization overrides."""
     connector: str | None
     """The option by which the user already configured a KV connector or offloading."""
+    block_size: int | None
+    data_parallel: int
+    hf_overrides: str | None
+    """JSON that changes the model's configuration."""
     lora: bool
+    prefix_caching: bool
+    sleep_mode: bool
+    computes_kv_scales: bool
+    """Scales of an fp8 cache are computed from the first requests of each start."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft model runs beside."""
+        options = {option.partition(".")[0] for option in self.value_changes}
+        return not options.isdisjoint(("--speculative-config", "-sc"))
 
 
 def environment_arguments(environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -162,7 +191,7 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
     changes: dict[str, str] = {}
     connector: str | None = None
     ignored_config: str | None = None
-    lora = False
+    flags = dict(_FLAGS)
     if arguments and not arguments[0].startswith("-"):
         values["model"] = arguments[0]
     for index, token in enumerate(arguments):
@@ -178,12 +207,12 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
             if value is None:
                 raise StartCommandError(f"{option} lacks its value")
             values[name] = value
-        elif (whole := option.partition(".")[0]) in _VALUE_CHANGING_OPTIONS:
+        if (whole := option.partition(".")[0]) in _VALUE_CHANGING_OPTIONS:
             changes[option] = value or ""
         elif whole in _CONNECTOR_OPTIONS:
             connector = whole
-        elif option in ("--enable-lora", "--no-enable-lora"):
-            lora = option == "--enable-lora"
+        elif (flag := option.removeprefix("--").removeprefix("no-")) in flags:
+            flags[flag] = not option.startswith("--no-")
     return EngineArguments(
         model=values.get("model"),
         config_file=values.get("config"),
@@ -199,5 +228,11 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
         kv_cache_dtype=values.get("kv_cache_dtype", "auto"),
         value_changes=changes,
         connector=connector,
-        lora=lora,
+        block_size=_optional_number("--block-size", values.get("block_size")),
+        data_parallel=_number("--data-parallel-size", values.get("data_parallel", "1")),
+        hf_overrides=values.get("hf_overrides"),
+        lora=flags["enable-lora"],
+        prefix_caching=flags["enable-prefix-caching"],
+        sleep_mode=flags["enable-sleep-mode"],
+        computes_kv_scales=flags["calculate-kv-scales"],
     )

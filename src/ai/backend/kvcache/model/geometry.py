@@ -216,9 +216,13 @@ def layer_count(fields: Fields) -> int:
     Raises:
         ModelError: it does not say, or no model has that many.
     """
-    pattern_text = fields.values.get("hybrid_override_pattern")
-    if isinstance(pattern_text, str) and pattern_text:
-        count = len(pattern_text)
+    # Nemotron-H counts its layers by listing them, and other fields may say something else.
+    letters = fields.values.get("hybrid_override_pattern")
+    listed = fields.values.get("layers_block_type")
+    if isinstance(letters, str) and letters:
+        count = len(letters)
+    elif isinstance(listed, list) and not fields.has("num_hidden_layers"):
+        count = len(listed)
     else:
         count = fields.required(*_LAYERS)
     if count > MAX_LAYERS:
@@ -274,24 +278,49 @@ def _layers_with_indexer(fields: Fields, layers: int) -> list[bool]:
     return [max(i - offset + 1, 0) % frequency == 0 for i in range(layers)]
 
 
+@attrs.frozen
+class Heads:
+    """The heads of one layer's attention."""
+
+    asking: int
+    kept: int
+    key_dim: int
+    value_dim: int
+
+
+def heads_of(fields: Fields, kind: str) -> Heads:
+    """The heads of a layer, which in some families depend on how it looks back.
+
+    Args:
+        fields: the model's.
+        kind: a name of pattern.py.
+
+    Raises:
+        ModelError: a field is missing, nonsense, or contradicts another.
+    """
+    asking = fields.required(*_QUERY_HEADS)
+    kept = kv_heads(fields, asking)
+    keys = head_dim(fields, asking)
+    values = fields.positive("v_head_dim") or keys
+    if kind in (pattern.SLIDING, pattern.CHUNKED):
+        # MiMo V2: layers with a window have heads of their own.
+        kept = fields.positive("swa_num_key_value_heads") or kept
+        keys = fields.positive("swa_head_dim") or keys
+        return Heads(asking, kept, keys, fields.positive("swa_v_head_dim") or values)
+    # Gemma 4: layers without a window have.
+    keys = fields.positive("global_head_dim") or keys
+    if fields.flag("attention_k_eq_v", False):
+        kept = fields.positive("num_global_key_value_heads") or kept
+    return Heads(asking, kept, keys, fields.positive("global_head_dim") or values)
+
+
 def _attention_cache(fields: Fields, kind: str, stored: KvDtype) -> LayerCache:
     """A layer that keeps keys and values of the tokens it can see."""
-    heads = fields.required(*_QUERY_HEADS)
-    kept = kv_heads(fields, heads)
-    keys = head_dim(fields, heads)
-    values = fields.positive("v_head_dim") or keys
+    heads = heads_of(fields, kind)
+    kept = heads.kept
+    size = stored.side_bytes(heads.key_dim) + stored.side_bytes(heads.value_dim)
     if kind == pattern.FULL:
-        # Gemma 4: layers without a window have other heads.
-        keys = fields.positive("global_head_dim") or keys
-        values = fields.positive("global_head_dim") or values
-        if fields.flag("attention_k_eq_v", False):
-            kept = fields.positive("num_global_key_value_heads") or kept
-        return LayerCache(LayerKind.FULL, kept, stored.side_bytes(keys) + stored.side_bytes(values))
-    # MiMo V2: layers with a window have other heads.
-    kept = fields.positive("swa_num_key_value_heads") or kept
-    keys = fields.positive("swa_head_dim") or keys
-    values = fields.positive("swa_v_head_dim") or values
-    size = stored.side_bytes(keys) + stored.side_bytes(values)
+        return LayerCache(LayerKind.FULL, kept, size)
     if kind == pattern.CHUNKED:
         window = fields.positive("attention_chunk_size")
         if window is None:

@@ -18,6 +18,8 @@ from .weights import Weights, weigh
 #: Where a model's directory says what it is, in the order in which engines look.
 CONFIG_FILES = ("config.json", "params.json")
 
+MODELOPT_FILE = "hf_quant_config.json"
+
 
 @attrs.frozen
 class ModelSource:
@@ -46,6 +48,29 @@ def find_config(directory: Path) -> Path:
     raise ModelError(f"the model folder has neither {' nor '.join(CONFIG_FILES)}")
 
 
+def read_config(root: Path, path: Path) -> Mapping[str, Any]:
+    """A model's configuration, with what ModelOpt writes beside it.
+
+    As vLLM reads it (transformers_utils/config.py): checkpoints of older ModelOpt state their
+    quantization, and that of the cache, in a file of its own.
+
+    Args:
+        root: the mounted folder that the files must lie in, links followed.
+        path: the configuration.
+
+    Raises:
+        ModelError: a file cannot be read or holds no JSON object.
+    """
+    config = read_json(root, path)
+    beside = path.with_name(MODELOPT_FILE)
+    if config.get("quantization_config") is not None or not os.path.lexists(beside):
+        return config
+    return {
+        **config,
+        "quantization_config": {"quant_method": "modelopt", **read_json(root, beside)},
+    }
+
+
 def open_model(argument: str) -> ModelSource:
     """Reads what a command line names.
 
@@ -62,8 +87,9 @@ def open_model(argument: str) -> ModelSource:
     # Who gives a path on a command line may read all that it links to.
     root = Path("/")
     config = find_config(path) if path.is_dir() else path
-    content = read_json(root, config)
-    files = list_model(root, config.parent) if config.name in CONFIG_FILES else None
+    in_its_place = config.name in CONFIG_FILES
+    content = read_config(root, config) if in_its_place else read_json(root, config)
+    files = list_model(root, config.parent) if in_its_place else None
     return ModelSource(
         name=path.resolve().name,
         config=content,

@@ -18,7 +18,7 @@ from .dtypes import DTYPE_BYTES, compute_dtype
 from .families import TIED
 from .fields import Fields
 from .files import INDEX_FILES, ModelFiles
-from .geometry import head_dim, is_latent, kv_heads, layer_count, query_heads, text_fields
+from .geometry import heads_of, is_latent, layer_count, text_fields
 from .quantization import quantization_of
 from .recurrent import MAMBA_GROUPS, MAMBA_HEAD_DIM, MAMBA_HEADS, STATE_SIZE
 
@@ -74,11 +74,15 @@ _WITHOUT_GATE = frozenset({
 #: Families in which a layer is attention, a recurrence or a feed-forward layer, and nothing else.
 _ONE_BLOCK = frozenset({"nemotron_h", "mamba", "mamba2", "falcon_mamba"})
 
+#: Families in which a dense layer works beside the experts.
+_DENSE_BESIDE_EXPERTS = frozenset({"gemma4_text", "llama4_text"})
+
 #: Families whose attention has an output gate as large as its queries.
 _GATED_ATTENTION = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 
 _INTERMEDIATE = ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+_DENSE_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _SHARED_SIZE = (
     "shared_expert_intermediate_size",
@@ -87,17 +91,14 @@ _SHARED_SIZE = (
 )
 
 
-def _attention(fields: Fields, model_type: str, hidden: int) -> int:
-    heads = query_heads(fields)
-    if heads is None:
-        return 0
+def _attention(fields: Fields, model_type: str, hidden: int, kind: str) -> int:
     if is_latent(fields):
-        return _latent_attention(fields, hidden, heads)
-    keys = head_dim(fields, heads)
-    values = fields.positive("v_head_dim") or keys
-    kept = kv_heads(fields, heads)
-    asked = heads * keys * (2 if model_type in _GATED_ATTENTION else 1)
-    return hidden * (asked + kept * (keys + values) + heads * values)
+        return _latent_attention(fields, hidden, fields.required("num_attention_heads"))
+    heads = heads_of(fields, pattern.SLIDING if kind == pattern.SHARED else kind)
+    asked = heads.asking * heads.key_dim * (2 if model_type in _GATED_ATTENTION else 1)
+    # A layer that reads another's keys and values has none to make.
+    kept = 0 if kind == pattern.SHARED else heads.kept * (heads.key_dim + heads.value_dim)
+    return hidden * (asked + kept + heads.asking * heads.value_dim)
 
 
 def _latent_attention(fields: Fields, hidden: int, heads: int) -> int:
@@ -162,7 +163,7 @@ def _is_sparse(fields: Fields, model_type: str, layers: int) -> list[bool]:
         period = fields.required("expert_layer_period")
         offset = fields.positive("expert_layer_offset") or 0
         return [i % period == offset for i in range(layers)]
-    dense_first = fields.positive("first_k_dense_replace", "moe_layer_start_index") or 0
+    dense_first = fields.positive(*_DENSE_FIRST) or 0
     step = fields.positive("decoder_sparse_step") or 1
     dense = set(fields.integers("mlp_only_layers")) if fields.has("mlp_only_layers") else set()
     return [i >= dense_first and (i + 1) % step == 0 and i not in dense for i in range(layers)]
@@ -187,12 +188,15 @@ def _feed_forward(fields: Fields, model_type: str, hidden: int) -> _FeedForward:
     expert_size = _size(fields, "moe_intermediate_size") or size
     shared_count = fields.positive(*_SHARED_EXPERTS) or 0
     shared_size = fields.positive(*_SHARED_SIZE) or shared_count * expert_size
-    if model_type == "llama4_text":
+    if model_type in _DENSE_BESIDE_EXPERTS:
         shared_size = size
+    # Nemotron 3 and Kimi K3: experts work on a narrower vector, behind a projection.
+    narrow = fields.positive("moe_latent_size", "routed_expert_hidden_size")
+    projections = 2 * hidden * narrow if narrow else 0
     return _FeedForward(
         dense,
-        matrices * hidden * shared_size + hidden * count,
-        matrices * hidden * expert_size * count,
+        matrices * hidden * shared_size + hidden * count + projections,
+        matrices * (narrow or hidden) * expert_size * count,
     )
 
 
@@ -217,20 +221,23 @@ def count_parameters(config: Mapping[str, Any], file: str = "config.json") -> Pa
     hidden = fields.required("hidden_size", "n_embd", "d_model")
     vocabulary = fields.positive("vocab_size", "padded_vocab_size") or 0
     tied = outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", model_type in TIED))
-    per_layer = (fields.positive("vocab_size_per_layer_input") or 0) * (
-        fields.positive("hidden_size_per_layer_input") or 0
-    )
-    attention = _attention(fields, model_type, hidden)
+    # Gemma 3n and later: each layer has embeddings of its own, a gate and two projections.
+    beside = fields.positive("hidden_size_per_layer_input") or 0
+    per_layer = beside * (fields.positive("vocab_size_per_layer_input") or 0)
     feed_forward = _feed_forward(fields, model_type, hidden)
     kinds = pattern.layer_pattern(fields, model_type, layers)
     sparse = _is_sparse(fields, model_type, layers)
     recurrent = (pattern.LINEAR, pattern.MAMBA, pattern.CONVOLUTION)
-    linear = experts = 0
+    attention: dict[str, int] = {}
+    linear = 3 * hidden * beside * layers
+    experts = 0
     for kind, has_experts in zip(kinds, sparse, strict=True):
         if kind in recurrent or kind == pattern.HYBRID:
             linear += _recurrence(fields, hidden)
         if kind not in recurrent and kind != pattern.NOTHING:
-            linear += attention
+            if kind not in attention:
+                attention[kind] = _attention(fields, model_type, hidden, kind)
+            linear += attention[kind]
         if model_type in _ONE_BLOCK and kind != pattern.NOTHING:
             continue
         if has_experts and feed_forward.experts:

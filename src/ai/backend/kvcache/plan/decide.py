@@ -13,7 +13,7 @@ import attrs
 import yaml
 
 from ..engine.adapter import EngineAdapter, EngineRequest
-from ..engine.lmcache_inprocess import BUFFER_VARIABLES, CONFIG_VARIABLE, LMCacheInProcess
+from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
 from ..engine.lmcache_mp import LMCacheMultiProcess
 from ..errors import DeclinedError, KVCacheError, StartCommandError
 from ..folder.layout import namespace_directory
@@ -22,6 +22,7 @@ from ..model.parallel import Parallel
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
 from .budget import DEFAULT_UTILIZATION, Budget, GpuRequest, divide
+from .conflicts import conflict_notes, refuse_conflicts
 from .folder import find_folder
 from .model import Model, read_model
 from .namespace import session_namespace
@@ -47,24 +48,6 @@ class Preparation:
     """In the place of the service's; None: left as it is."""
     shared_memory_bytes: int = 0
     """0: left as it is."""
-
-
-def _refuse_conflicts(session: Session, start: EngineStart) -> None:
-    if CONFIG_VARIABLE in session.environ:
-        raise DeclinedError(
-            f"{CONFIG_VARIABLE} is already set, so the user's own LMCache configuration is left "
-            "alone; single options may be set as LMCACHE_* variables instead"
-        )
-    if start.arguments.connector:
-        raise DeclinedError(
-            f"{start.arguments.connector} is already given, so the user's own KV configuration "
-            "is left alone; remove it to let the plugin configure one"
-        )
-    if start.arguments.lora:
-        raise DeclinedError(
-            "--enable-lora is on, and LMCache's keys do not name the adapter, so one adapter "
-            "would be served another's cache"
-        )
 
 
 def _adapter_for(session: Session) -> EngineAdapter:
@@ -144,21 +127,6 @@ def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]
     )
 
 
-def _start_notes(start: EngineStart) -> tuple[str, ...]:
-    notes: list[str] = []
-    if start.arguments.ignored_config is not None:
-        notes.append(
-            f"vLLM ignores {start.arguments.ignored_config}; write option and file apart to have "
-            "it merged"
-        )
-    if start.lost:
-        notes.append(
-            f"{shlex.join(start.lost)} from VLLM_* variables does not reach vLLM: the start "
-            'command is a shell\'s line without "$@"'
-        )
-    return tuple(notes)
-
-
 def _add_by_hand(
     session: Session, changed: ChangedStart | None, added: Sequence[str]
 ) -> str | None:
@@ -184,9 +152,9 @@ def _keep_user_values(
 def _decide(session: Session, settings: Settings) -> Preparation:
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
-    _refuse_conflicts(session, start)
-    model = read_model(session, start)
     adapter = _adapter_for(session)
+    refuse_conflicts(session, start, adapter)
+    model = read_model(session, start)
     refuse_geometry(model.geometry)
     parallel, parallel_why = parallel_of(session, start)
     budget = _divide_gpu(session, settings, start, model, adapter, parallel)
@@ -246,7 +214,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             *hybrid_note(model.geometry),
             *(budget.notes if budget else ()),
             *shared_memory_notes,
-            *_start_notes(start),
+            *conflict_notes(start),
         ),
     )
     return Preparation(

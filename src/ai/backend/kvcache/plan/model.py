@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 import attrs
 
-from ..errors import DeclinedError, ModelError
-from ..model.config import read_json
+from ..errors import DeclinedError, ModelError, StartCommandError
 from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
-from ..model.source import find_config
+from ..model.source import find_config, read_config
 from ..model.weights import Weights, weigh
 from .session import Located, Session
 from .start import EngineStart
@@ -52,6 +54,25 @@ def _locate_model(session: Session, start: EngineStart) -> Located:
     return located
 
 
+def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str, Any]:
+    """The configuration as vLLM changes it before it builds the model."""
+    if overrides is None:
+        return config
+    try:
+        changes = json.loads(overrides)
+    except (ValueError, RecursionError) as e:
+        raise StartCommandError(f"--hf-overrides is not valid JSON: {e}") from e
+    if not isinstance(changes, dict):
+        raise StartCommandError("--hf-overrides holds no JSON object")
+    merged = dict(config)
+    for name, value in changes.items():
+        old = config.get(name)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = {**old, **value}
+        merged[name] = value
+    return merged
+
+
 def read_model(session: Session, start: EngineStart) -> Model:
     """Reads the model through this host's path of its folder.
 
@@ -61,15 +82,16 @@ def read_model(session: Session, start: EngineStart) -> Model:
     """
     located = _locate_model(session, start)
     files = list_model(located.root, located.path)
-    weights = weigh(files) if files.weights else None
+    weights = weigh(files)
     if weights is None:
         # Without them nothing tells one fine-tune of a model from another.
         raise ModelError(
-            f"the model folder has no weight files ({', '.join('*' + s for s in WEIGHT_SUFFIXES)})"
+            "the model folder has no weight files "
+            f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
     geometry = read_geometry(
-        read_json(located.root, config),
+        _overridden(read_config(located.root, config), start.arguments.hf_overrides),
         file=config.name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
