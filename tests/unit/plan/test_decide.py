@@ -419,7 +419,8 @@ class TestFaults:
 
     def test_no_weights(self, make: SessionMaker, model: Path) -> None:
         # The configuration alone would give two fine-tunes one namespace.
-        (model / "model.safetensors").unlink()
+        for path in model.glob("model.safetensors*"):
+            path.unlink()
         assert "no weight files" in reason(prepare(make(), SETTINGS))
 
     def test_recurrent_layers(self, make: SessionMaker, model: Path) -> None:
