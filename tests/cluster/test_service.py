@@ -148,7 +148,8 @@ class TestServiceOnGpus:
 
             process = wait_until("vLLM", started, timeout=60, every=0.2)
             assert process.endswith(
-                "vllm serve /models --tensor-parallel-size 8 "
+                "vllm serve /home/config/kvcache/model --tensor-parallel-size 8 "
+                "--served-model-name /models "
                 "--config /home/config/kvcache/vllm.yaml --gpu-memory-utilization 0.6"
             )
             environ = session.environ()

@@ -61,7 +61,8 @@ class TestSessionWithKVCache:
         assert plan["kv_cache"] is True
         assert plan["kernel_id"] == kernel.context.kernel_id
         assert start_command(kernel) == [
-            "vllm", "serve", "{model_path}", "--config", "/home/config/kvcache/vllm.yaml",
+            "vllm", "serve", "/home/config/kvcache/model", "--served-model-name", "/models",
+            "--config", "/home/config/kvcache/vllm.yaml",
         ]  # fmt: skip
         # 2 GiB, for the agent and for Docker alike
         assert kernel.context.kernel_config["resource_opts"]["shmem"] == 2_147_483_648

@@ -14,7 +14,7 @@ from ai.backend.kvcache.model.catalog import find_in_catalog
 from ai.backend.kvcache.plan.decide import Preparation, prepare
 from ai.backend.kvcache.plan.folder import asks_for_kv_cache
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
-from ai.backend.kvcache.policy.settings import Settings
+from ai.backend.kvcache.policy.settings import Settings, Sharing
 
 GIB = 2**30
 SETTINGS = Settings()
@@ -131,14 +131,16 @@ class TestOnCpus:
     def test_start_command(self, make: SessionMaker) -> None:
         preparation = prepare(make(), SETTINGS)
         assert preparation.start_command == (
-            "vllm", "serve", "{model_path}", "--config", "/home/config/kvcache/vllm.yaml",
+            "vllm", "serve", "/home/config/kvcache/model", "--served-model-name", "/models",
+            "--config", "/home/config/kvcache/vllm.yaml",
         )  # fmt: skip
+        assert preparation.links == {"model": "/models"}
         assert preparation.plan.add_by_hand is None
 
     def test_no_json_on_the_command_line(self, make: SessionMaker) -> None:
         command = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS).start_command
         assert command is not None
-        assert [token for token in command if "{" in token] == ["{model_path}"]
+        assert [token for token in command if "{" in token] == []
 
     def test_users_shared_memory_wins(self, make: SessionMaker) -> None:
         enough = prepare(make(shared_memory_bytes=4 * GIB), SETTINGS)
@@ -275,7 +277,8 @@ class TestUsersConfigFile:
         assert config["kv-transfer-config"]["kv_connector"] == "LMCacheConnectorV1"
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "12288"
         assert preparation.start_command == (
-            "vllm", "serve", "{model_path}", "--config", "/home/config/kvcache/vllm.yaml",
+            "vllm", "serve", "/home/config/kvcache/model", "--served-model-name", "/models",
+            "--config", "/home/config/kvcache/vllm.yaml",
             "--gpu-memory-utilization", "0.75",
         )  # fmt: skip
 
@@ -517,7 +520,8 @@ class TestUncertainCommand:
         service = Service(("bash", "-c", "exec vllm serve $M -tp 8"), PurePosixPath("/models"))
         session = make(gpus=EIGHT_GPUS, service=service, environ={"M": "/models"})
         assert prepare(session, SETTINGS).start_command == (
-            "bash", "-c", "exec vllm serve $M -tp 8 --config /home/config/kvcache/vllm.yaml "
+            "bash", "-c", "exec vllm serve /home/config/kvcache/model -tp 8 "
+            "--served-model-name /models --config /home/config/kvcache/vllm.yaml "
             "--gpu-memory-utilization 0.6",
         )  # fmt: skip
 
@@ -533,9 +537,55 @@ class TestUncertainCommand:
         assert preparation.start_command is None
         assert preparation.shared_memory_bytes == 0
         assert preparation.plan.add_by_hand == (
-            "vllm serve '{model_path}' --config /home/config/kvcache/vllm.yaml"
+            "vllm serve /home/config/kvcache/model --served-model-name /models "
+            "--config /home/config/kvcache/vllm.yaml"
         )
         assert "shmem=2048m" in preparation.plan.warnings[0]
+
+
+class TestModelLink:
+    """The engine serves the model under one path, since LMCache's keys carry the path."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "link", "command"),
+        [
+            (("{model_path}",), "/models", ("/home/config/kvcache/model",)),
+            (("/models",), "/models", ("/home/config/kvcache/model",)),
+            (("--model", "/models"), "/models", ("--model", "/home/config/kvcache/model")),
+            (("--model=/models",), "/models", ("--model=/home/config/kvcache/model",)),
+        ],
+    )
+    def test_ways_to_name_it(
+        self, make: SessionMaker, arguments: tuple[str, ...], link: str, command: tuple[str, ...]
+    ) -> None:
+        service = Service(("vllm", "serve", *arguments), PurePosixPath("/models"))
+        preparation = prepare(make(service=service), SETTINGS)
+        assert preparation.links == {"model": link}
+        assert preparation.start_command is not None
+        assert preparation.start_command[2 : 2 + len(command)] == command
+
+    def test_folder_in_the_folder(self, make: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model / "deep", data / "models/llama-3.1-8b.config.json")
+        service = Service(("vllm", "serve", "/models/deep"), PurePosixPath("/models"))
+        preparation = prepare(make(service=service), SETTINGS)
+        assert preparation.links == {"model": "/models/deep"}
+        assert preparation.start_command is not None
+        assert preparation.start_command[3:5] == ("--served-model-name", "/models/deep")
+
+    def test_clients_name_stays(self, make: SessionMaker) -> None:
+        command = prepare(
+            make(service=serve("--served-model-name", "mine")), SETTINGS
+        ).start_command
+        assert command is not None
+        assert command.count("--served-model-name") == 1
+
+    def test_model_that_the_command_does_not_name(self, make: SessionMaker, model: Path) -> None:
+        (model / "user.yaml").write_text("model: /models\n")
+        service = Service(("vllm", "serve", "--config", "user.yaml"), PurePosixPath("/models"))
+        preparation = prepare(make(service=service), SETTINGS)
+        assert preparation.plan.no_kv_cache_because is None
+        assert preparation.links == {}
+        assert "--served-model-name" not in (preparation.start_command or ())
 
 
 class TestNamespace:
@@ -594,6 +644,34 @@ class TestNamespace:
     ) -> None:
         gpus = {"gpus": EIGHT_GPUS, "service": serve("-tp", "8")}
         assert name(**gpus, environ={variable: value}) != name(**gpus)
+
+    @pytest.mark.parametrize(
+        ("sharing", "shared", "apart"),
+        [
+            (Sharing.FOLDER, ({}, {"user_id": "u2"}, {"project_id": "p2"}), ()),
+            (Sharing.PROJECT, ({"user_id": "u2"},), ({"project_id": "p2"},)),
+            (Sharing.USER, ({"project_id": "p2"},), ({"user_id": "u2"},)),
+        ],
+    )
+    def test_sharing(
+        self,
+        make: SessionMaker,
+        sharing: Sharing,
+        shared: tuple[dict[str, str], ...],
+        apart: tuple[dict[str, str], ...],
+    ) -> None:
+        def name_of(**changes: Any) -> str:
+            session = make(**{"user_id": "u1", "project_id": "p1", **changes})
+            namespace = prepare(session, Settings(sharing=sharing)).plan.namespace
+            assert namespace is not None
+            return namespace.name
+
+        assert all(name_of(**changes) == name_of() for changes in shared)
+        assert all(name_of(**changes) != name_of() for changes in apart)
+
+    def test_sharing_with_somebody_unknown(self, make: SessionMaker) -> None:
+        settings = Settings(sharing=Sharing.USER)
+        assert "sharing = user" in reason(prepare(make(), settings))
 
     def test_weights_matter(self, name: Callable[..., str], model: Path) -> None:
         before = name()

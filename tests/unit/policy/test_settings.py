@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from ai.backend.kvcache.errors import PolicyError
-from ai.backend.kvcache.policy.settings import Settings, parse_settings
+from ai.backend.kvcache.policy.settings import Settings, Sharing, parse_settings
 
 
 class TestParseSettings:
@@ -15,6 +15,9 @@ class TestParseSettings:
     def test_strings_as_etcd_holds_them(self) -> None:
         settings = parse_settings({"mount-point": "/mnt/kv", "concurrent-transfers": "4"})
         assert settings == Settings(PurePosixPath("/mnt/kv"), 4)
+
+    def test_sharing(self) -> None:
+        assert parse_settings({"sharing": "user"}).sharing is Sharing.USER
 
     def test_keys_of_others_are_ignored(self) -> None:
         assert parse_settings({"unrelated": "1"}) == Settings()
@@ -26,6 +29,7 @@ class TestParseSettings:
             ("mount-point", "/"),
             ("mount-point", "/a/../b"),
             ("mount-point", ""),
+            ("sharing", "everybody"),
             ("concurrent-transfers", "0"),
             ("concurrent-transfers", "65"),
             ("concurrent-transfers", "two"),

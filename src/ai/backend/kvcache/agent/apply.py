@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,19 @@ from ..plan.decide import Preparation
 from .capture import Captured
 
 
-def write_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Writes the session's files where it can read them, whoever it runs as."""
+def write_files(
+    directory: Path, files: Mapping[str, str], links: Mapping[str, str] | None = None
+) -> None:
+    """Writes the session's files where it can read them, whoever it runs as.
+
+    Args:
+        directory: the kernel's folder for them.
+        files: name → content.
+        links: name → where the link leads, as a path of the container.
+    """
+    for name, target in (links or {}).items():
+        with contextlib.suppress(FileExistsError):
+            (directory / name).symlink_to(target)
     for name, content in files.items():
         path = directory / name
         path.write_text(content)

@@ -51,6 +51,10 @@ def _identity(environ: Mapping[str, str], variable: str) -> int | None:
     return int(value) if value.isascii() and value.isdigit() else None
 
 
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
 def _shared_memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
     size = int((kernel_config.get("resource_opts") or {}).get("shmem") or 0)
     return None if size in (0, _DEFAULT_SHARED_MEMORY_BYTES) else size
@@ -111,5 +115,7 @@ def session_of(
         service=_service(kernel_config),
         owner=Owner(_identity(environ, "LOCAL_USER_ID"), _identity(environ, "LOCAL_GROUP_ID")),
         shared_memory_bytes=_shared_memory_bytes(kernel_config),
+        user_id=_text(kernel_config.get("owner_user_id")),
+        project_id=_text(kernel_config.get("owner_project_id")),
         is_settled=is_settled,
     )

@@ -196,7 +196,7 @@ class KVCachePlugin(AbstractComputePlugin):
         # Not in our own threads: the agent's scratch disk has nothing to do with file servers.
         kernel_id = preparation.plan.kernel_id
         try:
-            await asyncio.to_thread(write_files, directory, preparation.files)
+            await asyncio.to_thread(write_files, directory, preparation.files, preparation.links)
         except Exception as e:
             log.warning("kernel {}: no KV cache: its files cannot be written: {!r}", kernel_id, e)
             return
@@ -277,6 +277,6 @@ def _prepare_late(directory: Path, kernel_id: str, settings: Settings) -> None:
         return
     preparation = prepare(session, settings)
     directory.mkdir(exist_ok=True)
-    write_files(directory, preparation.files)
+    write_files(directory, preparation.files, preparation.links)
     append_environment(directory.parent / "environ.txt", preparation.environment)
     _log_outcome(preparation)

@@ -56,9 +56,19 @@ class VllmCommand(ABC):
             environ: for the variables in it; one that is not there stays as it is written.
         """
 
+    @property
     @abstractmethod
-    def with_arguments(self, added: Sequence[str]) -> tuple[str, ...]:
-        """The command with arguments added, and without config files of the user's own."""
+    def names_model(self) -> bool:
+        """Whether the command itself says which model is served."""
+
+    @abstractmethod
+    def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
+        """The command with arguments added, and without config files of the user's own.
+
+        Args:
+            added: put behind all others.
+            model: what to serve in the place of the model that the command names.
+        """
 
     @property
     @abstractmethod
@@ -75,11 +85,15 @@ class ListCommand(VllmCommand):
 
     takes_appended = True
 
+    @property
+    def names_model(self) -> bool:
+        return _model_place(self.own) is not None
+
     def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         return [*self.own, *appended]
 
-    def with_arguments(self, added: Sequence[str]) -> tuple[str, ...]:
-        return (*self.prefix, *without_config(self.own), *added)
+    def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
+        return (*self.prefix, *without_config(_with_model(self.own, model)), *added)
 
 
 @attrs.frozen
@@ -96,6 +110,10 @@ class ShellCommand(VllmCommand):
     def takes_appended(self) -> bool:
         return any(word in _POSITIONAL for word in self.own)
 
+    @property
+    def names_model(self) -> bool:
+        return _model_place(self.own) is not None
+
     def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         # Of what is appended, the first becomes the shell's name where nothing stands there yet.
         behind = [*self.positional, *appended][1:]
@@ -104,8 +122,9 @@ class ShellCommand(VllmCommand):
             arguments += behind if word in _POSITIONAL else expand(word, environ)
         return arguments
 
-    def with_arguments(self, added: Sequence[str]) -> tuple[str, ...]:
-        words = (*self.prefix, *without_config(self.own), shlex.join(added))
+    def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
+        own = without_config(_with_model(self.own, model))
+        words = (*self.prefix, *own, shlex.join(added))
         return (*self.shell, " ".join(words), *self.positional)
 
 
@@ -119,6 +138,26 @@ def without_config(arguments: Sequence[str]) -> list[str]:
         else:
             kept.append(token)
     return kept
+
+
+def _model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
+    """(the argument that names the model, what stands before the name in it)."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _POSITIONAL:
+        return 0, ""
+    for index, token in enumerate(arguments):
+        if token == "--model" and index + 1 < len(arguments):
+            return index + 1, ""
+        if token.startswith("--model="):
+            return index, "--model="
+    return None
+
+
+def _with_model(arguments: Sequence[str], model: str | None) -> list[str]:
+    changed = list(arguments)
+    if model is not None and (place := _model_place(arguments)) is not None:
+        index, before = place
+        changed[index] = before + model
+    return changed
 
 
 def expand(word: str, environ: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,7 @@ _VALUE_OPTIONS: Mapping[str, str] = {
     "--max-model-len": "max_model_len",
     "--model": "model",
     "--pipeline-parallel-size": "pipeline_parallel",
+    "--served-model-name": "served_model_name",
     "-pp": "pipeline_parallel",
     "--tensor-parallel-size": "tensor_parallel",
     "-tp": "tensor_parallel",
@@ -86,6 +87,8 @@ class EngineArguments:
     """What vLLM was told, as far as the KV cache depends on it. None: not said."""
 
     model: str | None
+    served_model_name: str | None
+    """What clients call it; the first of several. None: as the model itself."""
     config_file: str | None
     ignored_config: str | None
     """A ``--config=FILE``: vLLM looks for the option and its value apart and ignores this form."""
@@ -215,6 +218,7 @@ def read_arguments(arguments: Sequence[str]) -> EngineArguments:
             flags[flag] = not option.startswith("--no-")
     return EngineArguments(
         model=values.get("model"),
+        served_model_name=values.get("served_model_name"),
         config_file=values.get("config"),
         ignored_config=ignored_config,
         tensor_parallel=_optional_number("--tensor-parallel-size", values.get("tensor_parallel")),

@@ -36,6 +36,10 @@ FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
 
 VLLM_CONFIG_FILE = "vllm.yaml"
 
+#: The model under a path that is the same for all sessions, wherever it is mounted: LMCache's keys
+#: carry the path, and so do its file names, which may not become longer than 255 bytes.
+MODEL_LINK = "model"
+
 
 @attrs.frozen
 class Preparation:
@@ -44,6 +48,8 @@ class Preparation:
     plan: Plan
     environment: Mapping[str, str] = attrs.field(factory=dict)
     files: Mapping[str, str] = attrs.field(factory=dict)
+    links: Mapping[str, str] = attrs.field(factory=dict)
+    """Beside the files: name → where the link leads in the container."""
     start_command: tuple[str, ...] | None = None
     """In the place of the service's; None: left as it is."""
     shared_memory_bytes: int = 0
@@ -158,7 +164,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     refuse_geometry(model.geometry)
     parallel, parallel_why = parallel_of(session, start)
     budget = _divide_gpu(session, settings, start, model, adapter, parallel)
-    namespace = session_namespace(session, start, model, adapter, parallel)
+    namespace = session_namespace(session, settings, start, model, adapter, parallel)
     storage = namespace_directory(folder.container_path, namespace.name)
     setup = adapter.setup(
         EngineRequest(
@@ -172,7 +178,14 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     if budget and start.arguments.gpu_memory_utilization is None:
         added += ["--gpu-memory-utilization", str(budget.utilization)]
     environment, kept = _keep_user_values(setup.environment, session.environ)
-    changed = change_start(session, start.command, added) if start.command else None
+    is_linked = start.command is not None and start.command.names_model
+    if is_linked and start.arguments.served_model_name is None:
+        # Clients go on calling it what they called it.
+        added = ["--served-model-name", start.arguments.model or str(model.path), *added]
+    changed = None
+    if start.command is not None:
+        link = str(FILES_DIRECTORY / MODEL_LINK) if is_linked else None
+        changed = change_start(session, start.command, added, link)
     shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
     prepare_namespace(
         folder.host_path, namespace, session.owner, session.kernel_id,
@@ -225,6 +238,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             VLLM_CONFIG_FILE: _vllm_config(start.config, setup.kv_transfer_config),
             PLAN_FILE: plan_text(plan),
         },
+        links={MODEL_LINK: str(model.path)} if is_linked else {},
         start_command=None if changed is None or session.is_settled else changed.command,
         shared_memory_bytes=shared_memory,
     )

@@ -28,10 +28,12 @@ class Model:
     fingerprint: str
     config_name: str
     """The file that describes it."""
+    path: PurePosixPath
+    """Its directory in the container."""
 
 
-def _locate_model(session: Session, start: EngineStart) -> Located:
-    """Where the model's directory lies on this host."""
+def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, Located]:
+    """(the model's directory in the container, where it lies on this host)."""
     if start.arguments.model is not None:
         base = session.service.model_path if session.service else PurePosixPath("/home/work")
         inside = base / start.arguments.model
@@ -51,7 +53,7 @@ def _locate_model(session: Session, start: EngineStart) -> Located:
         raise DeclinedError(
             f"the model {str(inside)!r} is not in a folder mounted into the session"
         )
-    return located
+    return inside, located
 
 
 def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str, Any]:
@@ -80,7 +82,7 @@ def read_model(session: Session, start: EngineStart) -> Model:
         DeclinedError: the session has no model folder.
         ModelError: the model is not readable or not of a kind that is covered.
     """
-    located = _locate_model(session, start)
+    inside, located = _locate_model(session, start)
     files = list_model(located.root, located.path)
     weights = weigh(files)
     if weights is None:
@@ -96,4 +98,4 @@ def read_model(session: Session, start: EngineStart) -> Model:
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
     )
-    return Model(geometry, weights, fingerprint(files), config.name)
+    return Model(geometry, weights, fingerprint(files), config.name, inside)

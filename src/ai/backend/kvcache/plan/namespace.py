@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ..engine.adapter import EngineAdapter
+from ..errors import DeclinedError
 from ..folder.namespace import Namespace, namespace_of
 from ..model.parallel import Parallel
+from ..policy.settings import Settings, Sharing
 from .model import Model
 from .session import Session
 from .start import EngineStart
@@ -25,10 +27,39 @@ def _versions(session: Session) -> dict[str, str]:
     return {"image": session.image.name}
 
 
+def _sharing(session: Session, sharing: Sharing) -> dict[str, str | None]:
+    """Whom the blocks are for.
+
+    Raises:
+        DeclinedError: it is not known whose session this is.
+    """
+    owners = {
+        Sharing.FOLDER: None,
+        Sharing.PROJECT: session.project_id,
+        Sharing.USER: session.user_id,
+    }
+    owner = owners[sharing]
+    if owner is None and sharing is not Sharing.FOLDER:
+        raise DeclinedError(
+            f"the setting sharing = {sharing} needs to know the session's {sharing}, and this "
+            "agent does not say it"
+        )
+    return {"scope": str(sharing), "owner": owner}
+
+
 def session_namespace(
-    session: Session, start: EngineStart, model: Model, adapter: EngineAdapter, parallel: Parallel
+    session: Session,
+    settings: Settings,
+    start: EngineStart,
+    model: Model,
+    adapter: EngineAdapter,
+    parallel: Parallel,
 ) -> Namespace:
-    """The namespace in which a session's blocks mean what they say."""
+    """The namespace in which a session's blocks mean what they say.
+
+    Raises:
+        DeclinedError: it is not known whom the blocks are for.
+    """
     geometry = model.geometry
     return namespace_of({
         "weights": model.fingerprint,
@@ -44,6 +75,7 @@ def session_namespace(
         "decode_context_parallel": parallel.decode_context,
         "engine": "vllm",
         "versions": _versions(session),
+        "sharing": _sharing(session, settings.sharing),
         "storage_format": adapter.storage_format,
         "chunk_tokens": adapter.chunk_tokens,
         "hash_algorithm": adapter.hash_algorithm,

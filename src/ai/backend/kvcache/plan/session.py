@@ -72,6 +72,8 @@ class Session:
     owner: Owner
     shared_memory_bytes: int | None
     """The size of /dev/shm that the user asked for."""
+    user_id: str | None = None
+    project_id: str | None = None
     is_settled: bool = False
     """Start command and container cannot be changed any more, only environment and files."""
 

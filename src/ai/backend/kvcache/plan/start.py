@@ -121,15 +121,23 @@ def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
     return Parallel(tensor, told.pipeline_parallel, told.decode_context_parallel), why
 
 
-def change_start(session: Session, command: VllmCommand, added: Sequence[str]) -> ChangedStart:
+def change_start(
+    session: Session, command: VllmCommand, added: Sequence[str], model: str | None
+) -> ChangedStart:
     """The start command with arguments added that name the plugin's config file.
 
     The user's own config file is part of the plugin's, and vLLM takes only one, so the user's
     ``--config`` is taken out wherever it stands.
+
+    Args:
+        session: whose environment may hold arguments too.
+        command: the user's.
+        added: put behind all others.
+        model: what to serve in the place of the model that the command names. None: that one.
     """
     _, extra = environment_arguments(session.environ)
     kept = without_config(extra)
     return ChangedStart(
-        command=command.with_arguments(added),
+        command=command.with_arguments(added, model),
         environment={EXTRA_ARGS: shlex.join(kept)} if kept != extra else {},
     )

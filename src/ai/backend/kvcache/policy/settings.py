@@ -7,6 +7,7 @@ mapping of strings. They are checked once, here, and are a frozen object from th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,6 +15,19 @@ import attrs
 import trafaret as t
 
 from ..errors import PolicyError
+
+
+class Sharing(StrEnum):
+    """Whose sessions share a namespace.
+
+    A context that is loaded comes faster than one that is computed, so who shares a namespace can
+    find out which contexts the others have used, by timing.
+    """
+
+    FOLDER = "folder"
+    """All that mount the folder."""
+    PROJECT = "project"
+    USER = "user"
 
 
 @attrs.frozen
@@ -25,6 +39,9 @@ class Settings:
 
     concurrent_transfers: int = 2
     """How many contexts the GPU buffer has to stage at the same time."""
+
+    sharing: Sharing = Sharing.FOLDER
+    """Whose sessions load each other's contexts from one folder."""
 
 
 def _absolute_path(value: str) -> PurePosixPath:
@@ -39,6 +56,7 @@ _settings_iv = t.Dict({
     t.Key("concurrent-transfers", to_name="concurrent_transfers", optional=True): t.ToInt(
         gte=1, lte=64
     ),
+    t.Key("sharing", optional=True): t.Enum(*Sharing) & Sharing,
 }).ignore_extra("*")
 # Backend.AI keeps keys of its own beside a plugin's, hence ignore_extra.
 
