@@ -1,24 +1,23 @@
-"""What a folder does for a real engine, and what it does to one that should not have had it.
+"""What a folder does for real engines, and what it does to one that should not have had it.
 
-Four engines, one after the other. Each starts once, answers the same prompt once, and is removed.
+Every session is prepared by the plugin as the agent does it. Each engine starts once, answers the
+same prompt once, and is removed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from ai.backend.kvcache.engine.adapter import EngineRequest
 from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
 from devcluster.completion import Answer
 from devcluster.tinytext import long_prompt
 
-from .engine_container import FOLDER_PATH, running_engine
+from .session_container import in_namespace, prepared, running_session, session_of
 
 _CHUNK_TOKENS = LMCacheMultiProcess.chunk_tokens
 _PROMPT = long_prompt(3000, seed=1)
@@ -32,23 +31,23 @@ class Visit:
     answer: Answer
     loaded_tokens: float
     files: frozenset[str]
+    namespace: str
 
     @property
     def loaded_share(self) -> float:
         return self.loaded_tokens / self.answer.prompt_tokens
 
 
-type Visitor = Callable[[Path, str], Visit]
-"""Starts an engine with a model and the name of a namespace."""
+class Visitor(Protocol):
+    """Starts a session's engine, asks it once and removes it."""
 
-
-def engine_config(storage: PurePosixPath) -> dict[str, Any]:
-    """vLLM's config file as the plugin writes it for a session without GPUs."""
-    request = EngineRequest(
-        storage=storage, files=PurePosixPath("/config"), hash_seed=1, buffer_bytes=None
-    )
-    setup = LMCacheMultiProcess().setup(request)
-    return {"kv-transfer-config": dict(setup.kv_transfer_config)}
+    def __call__(
+        self,
+        model: Path,
+        *arguments: str,
+        at: str = "/models",
+        intrude: str | None = None,
+    ) -> Visit: ...
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +57,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def visit(image: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Visitor:
-    config_file = tmp_path_factory.mktemp("config") / "engine.yaml"
-
-    def run(model: Path, namespace: str) -> Visit:
-        config = engine_config(FOLDER_PATH / "ns" / namespace)
-        storage = folder / "ns" / namespace
-        with running_engine(
-            image, model=model, folder=folder, config=config, config_file=config_file
-        ) as engine:
+    def run(model: Path, *arguments: str, at: str = "/models", intrude: str | None = None) -> Visit:
+        # In 32 bits, where answers do not depend on how a prompt is cut into batches.
+        arguments = arguments or ("--dtype", "float32")
+        session = session_of(model, folder, at=at, arguments=arguments)
+        preparation = prepared(session)
+        assert preparation.plan.namespace is not None
+        namespace = preparation.plan.namespace.name
+        if intrude is not None:
+            preparation = in_namespace(preparation, intrude)
+        config_dir = tmp_path_factory.mktemp("config")
+        with running_session(image, session, preparation, config_dir) as engine:
             answer = engine.complete(_PROMPT)
+            storage = folder / "ns" / (intrude or namespace)
             files = _stored_files(storage, answer.prompt_tokens // _CHUNK_TOKENS)
             loaded = engine.metric(
                 "vllm:prompt_tokens_by_source_total", source="external_kv_transfer"
             )
-        return Visit(answer, loaded, files)
+        return Visit(answer, loaded, files, namespace)
 
     return run
 
@@ -89,25 +92,31 @@ def _stored_files(storage: Path, count: int) -> frozenset[str]:
 @pytest.fixture(scope="module")
 def first(visit: Visitor, model: Path) -> Visit:
     """The first engine that uses the folder."""
-    return visit(model, "one")
+    return visit(model)
 
 
 @pytest.fixture(scope="module")
-def restarted(visit: Visitor, model: Path, first: Visit) -> Visit:
-    """The same model in a new container, as after a restart or on another node."""
-    return visit(model, "one")
+def moved(visit: Visitor, model: Path, first: Visit) -> Visit:
+    """The same model in a new container, mounted under another and longer path."""
+    return visit(model, at=f"/home/work/{'a-model-with-a-long-name-' * 9}")
 
 
 @pytest.fixture(scope="module")
-def stranger(visit: Visitor, other_model: Path, first: Visit) -> Visit:
-    """Another model in the first one's namespace."""
-    return visit(other_model, "one")
+def intruder(visit: Visitor, other_model: Path, first: Visit) -> Visit:
+    """Another model at the same path in the first one's namespace, as if there were none."""
+    return visit(other_model, intrude=first.namespace)
 
 
 @pytest.fixture(scope="module")
-def neighbour(visit: Visitor, other_model: Path, first: Visit) -> Visit:
-    """Another model in the same folder, in a namespace of its own."""
-    return visit(other_model, "two")
+def other(visit: Visitor, other_model: Path, first: Visit) -> Visit:
+    """Another model at the same path, as the plugin prepares it."""
+    return visit(other_model)
+
+
+@pytest.fixture(scope="module")
+def other_type(visit: Visitor, model: Path, first: Visit) -> Visit:
+    """The same model, computed in another type."""
+    return visit(model, "--dtype", "bfloat16")
 
 
 class TestRoundTrip:
@@ -117,31 +126,49 @@ class TestRoundTrip:
     def test_every_whole_chunk_of_the_prompt_becomes_a_file(self, first: Visit) -> None:
         assert len(first.files) == first.answer.prompt_tokens // _CHUNK_TOKENS
 
-    def test_restarted_engine_loads_nearly_all_of_it(self, restarted: Visit) -> None:
-        assert restarted.loaded_share >= 0.9
+    def test_file_names_are_short(self, first: Visit) -> None:
+        assert max(len(name.encode()) for name in first.files) < 150
 
-    def test_loaded_context_gives_the_same_answer(self, first: Visit, restarted: Visit) -> None:
+
+class TestSameModelElsewhere:
+    def test_shares_the_namespace(self, first: Visit, moved: Visit) -> None:
+        assert moved.namespace == first.namespace
+
+    def test_loads_nearly_all_of_the_prompt(self, moved: Visit) -> None:
+        assert moved.loaded_share >= 0.9
+
+    def test_gives_the_same_answer(self, first: Visit, moved: Visit) -> None:
         assert first.answer.text.strip()
-        assert restarted.answer.text == first.answer.text
+        assert moved.answer.text == first.answer.text
 
-    def test_what_is_there_is_not_stored_again(self, first: Visit, restarted: Visit) -> None:
-        assert restarted.files == first.files
+    def test_stores_nothing_again(self, first: Visit, moved: Visit) -> None:
+        assert moved.files == first.files
 
 
-class TestTwoModelsAtOnePath:
+class TestOtherWeightsAtTheSamePath:
     """Why namespaces exist: LMCache knows a model by its path, and these two have the same."""
 
     def test_without_namespaces_one_model_takes_the_other_ones_context(
-        self, first: Visit, stranger: Visit
+        self, first: Visit, intruder: Visit
     ) -> None:
-        assert stranger.files == first.files
-        assert stranger.loaded_share >= 0.9
+        assert intruder.files == first.files
+        assert intruder.loaded_share >= 0.9
 
-    def test_and_then_answers_wrongly(self, stranger: Visit, neighbour: Visit) -> None:
-        assert stranger.answer.text != neighbour.answer.text
+    def test_and_then_answers_wrongly(self, intruder: Visit, other: Visit) -> None:
+        assert intruder.answer.text != other.answer.text
 
-    def test_in_a_namespace_of_its_own_it_takes_nothing(
-        self, first: Visit, neighbour: Visit
-    ) -> None:
-        assert neighbour.loaded_tokens == 0
-        assert neighbour.answer.text != first.answer.text
+    def test_as_prepared_it_takes_nothing(self, first: Visit, other: Visit) -> None:
+        assert other.namespace != first.namespace
+        assert other.loaded_tokens == 0
+        assert other.answer.text != first.answer.text
+
+
+class TestOtherType:
+    """A server on a folder with blocks of another type reports hits and answers with nothing."""
+
+    def test_takes_nothing(self, first: Visit, other_type: Visit) -> None:
+        assert other_type.namespace != first.namespace
+        assert other_type.loaded_tokens == 0
+
+    def test_answers(self, other_type: Visit) -> None:
+        assert other_type.answer.text.strip()

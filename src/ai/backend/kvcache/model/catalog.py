@@ -1,6 +1,6 @@
 """Models that are known by name, so that a plan can be made before anything is downloaded.
 
-``catalog/`` has one file for each: the fields of the published ``config.json`` that decide what its
+``published/`` has one file for each: the fields of the published ``config.json`` that decide what its
 KV cache and weights take, and where that file is published.
 """
 
@@ -37,7 +37,7 @@ class CatalogModel:
 def catalog() -> Mapping[str, CatalogModel]:
     """All models of the catalog by name, in the order of their names."""
     models = {}
-    for entry in sorted(files(__package__).joinpath("catalog").iterdir(), key=lambda e: e.name):
+    for entry in sorted(files(__package__).joinpath("published").iterdir(), key=lambda e: e.name):
         name, dot, suffix = entry.name.rpartition(".")
         if dot and suffix == "json":
             content = json.loads(entry.read_text("utf-8"))
