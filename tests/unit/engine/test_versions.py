@@ -36,11 +36,11 @@ class TestBufferOption:
 
 
 class TestVllm:
-    @pytest.mark.parametrize("version", ["0.11.0", "0.20.2", "0.32.0", "1.0"])
+    @pytest.mark.parametrize("version", ["0.15.0", "0.20.2", "0.32.0", "1.0"])
     def test_usable(self, version: str) -> None:
         check_vllm(version)
 
-    @pytest.mark.parametrize("version", ["0.10.2", "0.8", "nightly"])
+    @pytest.mark.parametrize("version", ["0.12.0", "0.8", "nightly"])
     def test_not_usable(self, version: str) -> None:
         with pytest.raises(EngineVersionError, match="vLLM"):
             check_vllm(version)

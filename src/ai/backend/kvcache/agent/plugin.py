@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiodocker
+import attrs
 from ai.backend.agent.alloc_map import AbstractAllocMap
 from ai.backend.agent.resources import AbstractComputeDevice, AbstractComputePlugin
 from ai.backend.agent.stats import (
@@ -38,15 +39,18 @@ from ai.backend.common.types import (
 from ai.backend.logging import BraceStyleAdapter
 
 from .. import __version__
+from ..engine.versions import Versions
 from ..errors import PolicyError
 from ..plan.decide import Preparation, prepare, without_kv_cache
 from ..plan.folder import asks_for_kv_cache
+from ..plan.namespace import versions_of
 from ..plan.session import Session
 from ..policy.settings import Settings, parse_settings
 from . import capture, device
 from .apply import append_environment, change_kernel, docker_arguments, write_files
 from .collector import Collector
 from .facts import gpus_of, gpus_of_environ, session_of
+from .image import find_versions
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -54,6 +58,9 @@ type DeviceAllocation = Mapping[SlotName, Mapping[DeviceId, Decimal]]
 
 #: A file server that hangs must not hang the creation of a kernel.
 PREPARE_TIMEOUT_SECONDS = 10.0
+
+#: Docker answers this from memory; the image's package folders are listed once.
+INSPECT_TIMEOUT_SECONDS = 3.0
 
 #: What was decided in one callback for the later ones of the same kernel.
 _preparation: ContextVar[Preparation | None] = ContextVar("kvcache_preparation", default=None)
@@ -122,7 +129,7 @@ class KVCachePlugin(AbstractComputePlugin):
     ) -> Mapping[str, Any]:
         """Decides; nothing of the kernel is changed before its files are written."""
         captured = capture.current()
-        preparation = None if captured is None else await self._prepare_captured(captured)
+        preparation = None if captured is None else await self._prepare_captured(docker, captured)
         _preparation.set(preparation)
         return docker_arguments(preparation) if preparation else {}
 
@@ -156,7 +163,9 @@ class KVCachePlugin(AbstractComputePlugin):
             log.warning("kernel {}: no KV cache: {!r}", kernel_id, e)
         return {}
 
-    async def _prepare_captured(self, captured: capture.Captured) -> Preparation | None:
+    async def _prepare_captured(
+        self, docker: aiodocker.docker.Docker, captured: capture.Captured
+    ) -> Preparation | None:
         kernel_id = str(captured.context.kernel_id)
         try:
             session = session_of(
@@ -171,6 +180,8 @@ class KVCachePlugin(AbstractComputePlugin):
             return None
         if not asks_for_kv_cache(session, self._settings):
             return None
+        found = await _versions_in(docker, session)
+        session = attrs.evolve(session, image=attrs.evolve(session.image, found=found))
         preparation = await self._prepare(session)
         _log_outcome(preparation)
         return preparation
@@ -240,6 +251,19 @@ class KVCachePlugin(AbstractComputePlugin):
 
     async def get_docker_networks(self, device_alloc: DeviceAllocation) -> list[str]:
         return []
+
+
+async def _versions_in(docker: aiodocker.docker.Docker, session: Session) -> Versions:
+    """What the image's files say, where its labels say nothing."""
+    if None not in attrs.astuple(versions_of(session.image)):
+        return Versions()
+    try:
+        async with asyncio.timeout(INSPECT_TIMEOUT_SECONDS):
+            return await find_versions(docker, session.image.name)
+    except Exception as e:
+        # The plan says what is assumed then.
+        log.debug("kernel {}: its image cannot be looked into: {!r}", session.kernel_id, e)
+        return Versions()
 
 
 def _log_outcome(preparation: Preparation) -> None:

@@ -18,6 +18,8 @@ class EngineRequest:
     """The namespace's directory."""
     files: PurePosixPath
     """Where the files of the setup will lie."""
+    session: str
+    """Tells sessions of one node apart."""
     hash_seed: int
     buffer_bytes: int | None
     """GPU memory to stage transfers in; None for an engine without GPUs."""

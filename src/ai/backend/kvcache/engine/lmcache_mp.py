@@ -6,8 +6,11 @@ again after a restart.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
+
+import xxhash
 
 from .adapter import EngineAdapter, EngineRequest, EngineSetup
 
@@ -24,30 +27,59 @@ MESSAGE_TIMEOUT_SECONDS = 60
 #: node that is busy loading models.
 START_TIMEOUT_SECONDS = 180
 
+#: Ports that no other session of the node is likely to have, where sessions share its network:
+#: pairs below the range from which Linux takes ports for outgoing connections.
+_FIRST_PORT, _PORT_PAIRS = 20_000, 6_000
+
+KEY_FILE = "kv.key"
+
+
+def _ports(session: str) -> tuple[int, int]:
+    """(the server's port, its HTTP port), the same for a session whenever it is asked."""
+    first = _FIRST_PORT + 2 * (xxhash.xxh3_64_intdigest(session.encode()) % _PORT_PAIRS)
+    return first, first + 1
+
 
 class LMCacheMultiProcess(EngineAdapter):
-    """For sessions without GPUs."""
+    """For sessions without GPUs.
+
+    Blocks are sealed with AES-GCM, LMCache's only form on disk that notices a changed byte: a
+    damaged block is computed again, where it would otherwise be answered from. The key comes from
+    the namespace, which is no secret: nothing is hidden by it.
+    """
 
     name = "lmcache-mp-fs"
-    storage_format = "lmcache-mp-fs"
+    storage_format = "lmcache-mp-fs-aesgcm"
     # vLLM's CPU backend has blocks of 128 tokens; a chunk is a multiple of them.
     chunk_tokens = 256
     hash_algorithm = "blake3"
-    # LMCache's own class has it, vLLM's of the same name, which is the one that is used, has not.
-    hybrid_manager = False
+    # vLLM takes LMCache's own class for this name from 0.22 on, and that has it.
+    hybrid_manager = True
     data_parallel = False
 
     def setup(self, request: EngineRequest) -> EngineSetup:
+        port, http_port = _ports(request.session)
+        storage = {
+            "type": "fs",
+            "base_path": str(request.storage),
+            "serde": {
+                "type": "aesgcm",
+                "key_provider": "hkdf",
+                "aes_bits": 128,
+                "master_key_path": str(request.files / KEY_FILE),
+            },
+        }
         server_arguments = [
             *("--chunk-size", str(self.chunk_tokens)),
             *("--l1-size-gb", str(L1_GIB), "--l1-init-size-gb", str(L1_GIB)),
             *("--eviction-policy", "LRU", "--metrics-sample-rate", "1.0"),
-            *("--supported-transfer-mode", "auto"),
-            *("--l2-adapter", json.dumps({"type": "fs", "base_path": str(request.storage)})),
+            *("--supported-transfer-mode", "auto", "--http-port", str(http_port)),
+            *("--l2-adapter", json.dumps(storage)),
         ]
+        seal = hashlib.sha256(request.storage.name.encode()).hexdigest()
         return EngineSetup(
             environment={},
-            files={},
+            files={KEY_FILE: seal},
             kv_transfer_config={
                 "kv_connector": "LMCacheMPConnector",
                 "kv_role": "kv_both",
@@ -57,6 +89,7 @@ class LMCacheMultiProcess(EngineAdapter):
                     # Not localhost: where a container has no IPv6, the server cannot bind its
                     # second address and exits.
                     "lmcache.mp.host": "tcp://127.0.0.1",
+                    "lmcache.mp.port": port,
                     "lmcache.mp.autostart.server_args": shlex.join(server_arguments),
                     "lmcache.mp.autostart.wait_timeout": START_TIMEOUT_SECONDS,
                     "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
 from packaging.version import InvalidVersion, Version
 
 from ..errors import EngineVersionError
@@ -18,8 +19,17 @@ BUFFER_OPTIONS: Mapping[str, str] = {
     "gds_buffer_size": "0.4.4",
 }
 
-#: The first vLLM whose KV connectors recover from what could not be loaded.
-OLDEST_VLLM = "0.11.0"
+#: The first vLLM of those looked at that can be told to compute what could not be loaded
+#: (kv_load_failure_policy; absent in 0.12.0, and unknown fields are refused).
+OLDEST_VLLM = "0.15.0"
+
+
+@attrs.frozen
+class Versions:
+    """What is in an image. None: not known."""
+
+    vllm: str | None = None
+    lmcache: str | None = None
 
 
 def variable(option: str) -> str:

@@ -1,7 +1,7 @@
 """Models that are known by name, so that a plan can be made before anything is downloaded.
 
-``published/`` has one file for each: the fields of the published ``config.json`` that decide what its
-KV cache and weights take, and where that file is published.
+``published/`` has one file for each: the fields of the published ``config.json`` that decide what
+its KV cache and weights take, and where that file is published.
 """
 
 from __future__ import annotations

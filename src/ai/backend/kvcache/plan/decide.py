@@ -13,6 +13,7 @@ import attrs
 import yaml
 
 from ..engine.adapter import EngineAdapter, EngineRequest
+from ..engine.compatibility import refuse_incompatible, version_notes
 from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
 from ..engine.lmcache_mp import LMCacheMultiProcess
 from ..errors import DeclinedError, KVCacheError, StartCommandError
@@ -25,7 +26,7 @@ from .budget import DEFAULT_UTILIZATION, Budget, GpuRequest, divide
 from .conflicts import conflict_notes, refuse_conflicts
 from .folder import find_folder
 from .model import Model, read_model
-from .namespace import session_namespace
+from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Session
 from .start import ChangedStart, EngineStart, change_start, parallel_of, read_start
@@ -159,6 +160,8 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
     adapter = _adapter_for(session)
+    versions = versions_of(session.image)
+    refuse_incompatible(adapter.name, versions)
     refuse_conflicts(session, start, adapter)
     model = read_model(session, start)
     refuse_geometry(model.geometry)
@@ -170,6 +173,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         EngineRequest(
             storage=storage,
             files=FILES_DIRECTORY,
+            session=session.kernel_id,
             hash_seed=namespace.hash_seed,
             buffer_bytes=None if budget is None else budget.buffer_bytes,
         )
@@ -224,10 +228,11 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         ),
         warnings=(
             *model.geometry.warnings,
-            *hybrid_note(model.geometry),
+            *(() if adapter.hybrid_manager else hybrid_note(model.geometry)),
             *(budget.notes if budget else ()),
             *shared_memory_notes,
             *conflict_notes(start),
+            *version_notes(versions),
         ),
     )
     return Preparation(

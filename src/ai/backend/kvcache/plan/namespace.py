@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..engine.adapter import EngineAdapter
+from ..engine.versions import Versions
 from ..errors import DeclinedError
 from ..folder.namespace import Namespace, namespace_of
 from ..model.parallel import Parallel
 from ..policy.settings import Settings, Sharing
 from .model import Model
-from .session import Session
+from .session import Image, Session
 from .start import EngineStart
 
 #: Image labels that say which engine is inside.
@@ -16,15 +17,20 @@ ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
 LMCACHE_VERSION_LABEL = "ai.backend.kvcache.lmcache-version"
 
 
+def versions_of(image: Image) -> Versions:
+    """The engine's versions as the image's labels say them, else as they were found in it."""
+    return Versions(
+        vllm=image.labels.get(ENGINE_VERSION_LABEL, image.found.vllm),
+        lmcache=image.labels.get(LMCACHE_VERSION_LABEL, image.found.lmcache),
+    )
+
+
 def _versions(session: Session) -> dict[str, str]:
     """What wrote the blocks. An image that does not say is its own version."""
-    labels = session.image.labels
-    if ENGINE_VERSION_LABEL in labels and LMCACHE_VERSION_LABEL in labels:
-        return {
-            "engine": labels[ENGINE_VERSION_LABEL],
-            "lmcache": labels[LMCACHE_VERSION_LABEL],
-        }
-    return {"image": session.image.name}
+    versions = versions_of(session.image)
+    if versions.vllm is None or versions.lmcache is None:
+        return {"image": session.image.name}
+    return {"engine": versions.vllm, "lmcache": versions.lmcache}
 
 
 def _sharing(session: Session, sharing: Sharing) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
+from ..engine.versions import Versions
 from ..folder.entries import Owner
 
 
@@ -57,6 +58,8 @@ class Image:
 
     name: str
     labels: Mapping[str, str]
+    found: Versions = attrs.field(factory=Versions)
+    """What was found in its files."""
 
 
 @attrs.frozen

@@ -224,6 +224,7 @@ def _setup(request: SizingRequest, geometry: Geometry, budget: Budget) -> Engine
         EngineRequest(
             storage=Settings().mount_point / namespace.name,
             files=PurePosixPath("/"),
+            session=namespace.name,
             hash_seed=namespace.hash_seed,
             buffer_bytes=budget.buffer_bytes,
             lmcache_version=request.lmcache_version,

@@ -27,7 +27,7 @@ def refuse_geometry(geometry: Geometry) -> None:
         raise DeclinedError("the model keeps nothing that grows with the context")
     if geometry.has_states:
         raise DeclinedError(
-            "the model has recurrent layers, which vLLM runs only with its hybrid KV cache "
-            "manager; LMCache's connectors turn that off, and vLLM would not start. Run it "
-            "without KV cache"
+            "the model has recurrent layers; LMCache either turns off the hybrid KV cache manager "
+            "that vLLM runs them with, or refuses them, and vLLM would not start. Run it without "
+            "KV cache"
         )
