@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from ai.backend.kvcache.agent.apply import write_files
+from ai.backend.kvcache.engine.lmcache_mp import KEY_FILE, seal_of
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.plan.decide import FILES_DIRECTORY, Preparation, prepare
 from ai.backend.kvcache.plan.session import Image, Mount, Service, Session
@@ -62,7 +63,8 @@ def in_namespace(preparation: Preparation, namespace: str) -> Preparation:
     assert preparation.plan.namespace is not None
     own = preparation.plan.namespace.name
     files = {name: text.replace(own, namespace) for name, text in preparation.files.items()}
-    return attrs.evolve(preparation, files=files)
+    # With the seal of its own namespace it would find nothing that it can open.
+    return attrs.evolve(preparation, files={**files, KEY_FILE: seal_of(namespace)})
 
 
 @contextmanager

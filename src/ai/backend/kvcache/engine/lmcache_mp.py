@@ -40,6 +40,11 @@ def _ports(session: str) -> tuple[int, int]:
     return first, first + 1
 
 
+def seal_of(namespace: str) -> str:
+    """What a namespace's blocks are sealed with."""
+    return hashlib.sha256(namespace.encode()).hexdigest()
+
+
 class LMCacheMultiProcess(EngineAdapter):
     """For sessions without GPUs.
 
@@ -76,10 +81,9 @@ class LMCacheMultiProcess(EngineAdapter):
             *("--supported-transfer-mode", "auto", "--http-port", str(http_port)),
             *("--l2-adapter", json.dumps(storage)),
         ]
-        seal = hashlib.sha256(request.storage.name.encode()).hexdigest()
         return EngineSetup(
             environment={},
-            files={KEY_FILE: seal},
+            files={KEY_FILE: seal_of(request.storage.name)},
             kv_transfer_config={
                 "kv_connector": "LMCacheMPConnector",
                 "kv_role": "kv_both",
