@@ -24,16 +24,16 @@ CUDA: nothing compiled is needed to load a configuration, and none of it is repl
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from answering import answer_question
 
 _PREFIX = "LMCACHE_"
 _FILE_VARIABLE = "LMCACHE_CONFIG_FILE"
@@ -119,14 +119,5 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    # Whatever LMCache prints goes to standard error.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with output:
-        json.dump(answer(json.load(sys.stdin)), output, indent=1, default=str)
-        output.write("\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer_question(answer)

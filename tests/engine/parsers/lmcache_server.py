@@ -28,13 +28,12 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
+
+from answering import answer_question
 
 #: By module, what turns the parsed arguments into a part of the configuration. Not every version
 #: has all of them; which ones it calls is up to `ServerCommand.execute`.
@@ -103,14 +102,5 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    # Whatever LMCache prints goes to standard error.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with output:
-        json.dump(answer(json.load(sys.stdin)), output, indent=1)
-        output.write("\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer_question(answer)

@@ -28,46 +28,17 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import io
-import json
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+
+from answering import StandIns, answer_question
 
 #: What vLLM imports for formats of weights. Used only if it is missing.
 _LEFT_OUT = frozenset({"gguf"})
-
-
-class _StandIn(ModuleType):
-    """A module whose every attribute exists and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
-
-
-class _StandIns(MetaPathFinder, Loader):
-    """Finds a stand-in for each package that was left out."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in _LEFT_OUT:
-            return None
-        return ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +87,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     os.environ.update(question.get("environment") or {})
-    sys.meta_path.append(_StandIns())
+    sys.meta_path.append(StandIns(_LEFT_OUT))
     import vllm
 
     result: dict[str, Any] = {"version": vllm.__version__}
@@ -137,14 +108,5 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    # Whatever vLLM prints goes to standard error.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with output:
-        json.dump(answer(json.load(sys.stdin)), output, indent=1)
-        output.write("\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer_question(answer)

@@ -33,14 +33,13 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
+
+from answering import StandIns
 
 #: What modules of vLLM import for pictures, sound and GPUs, and the engine image leaves out.
 _LEFT_OUT = frozenset({"cuda", "cutlass", "torchaudio", "torchcodec", "torchvision"})
@@ -53,32 +52,6 @@ _TRIMMED: Mapping[str, Mapping[str, Any]] = {
 
 #: Of one model. Most need less than one second.
 _TIMEOUT_SECONDS = 120.0
-
-
-class _StandIn(ModuleType):
-    """A module whose every attribute exists and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
-
-
-class _StandIns(MetaPathFinder, Loader):
-    """Finds a stand-in for each package that was left out."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in _LEFT_OUT:
-            return None
-        return ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 def _patch_engine() -> None:
@@ -99,7 +72,7 @@ def _patch_engine() -> None:
     # Image processors import torchvision at module level; no image is processed here. transformers
     # must have noticed before that it is missing.
     transformers.utils.is_torchvision_available()
-    sys.meta_path.append(_StandIns())
+    sys.meta_path.append(StandIns(_LEFT_OUT))
 
     # Models with kernels of their own for a GPU create streams for them.
     torch.cuda.Stream = torch.cuda.Event = MagicMock

@@ -1,0 +1,54 @@
+"""What the scripts of this folder have in common: a question on standard input, an answer back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+
+class _StandIn(ModuleType):
+    """A module whose every attribute exists and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=f"{self.__name__}.{name}")
+
+
+class StandIns(MetaPathFinder, Loader):
+    """Finds a stand-in for each of the packages that an image leaves out.
+
+    Appended to `sys.meta_path`, it is asked last, so that a package that is there is taken.
+    """
+
+    def __init__(self, left_out: Collection[str]) -> None:
+        self._left_out = left_out
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._left_out:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def answer_question(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Answers the question on standard input. What the engine prints goes to standard error."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with output:
+        json.dump(answer(json.load(sys.stdin)), output, indent=1, default=str)
+        output.write("\n")
