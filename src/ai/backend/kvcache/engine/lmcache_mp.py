@@ -20,8 +20,9 @@ L1_GIB = 1
 #: vLLM and the server exchange blocks through /dev/shm; Docker's 64 MiB are too few for both.
 SHARED_MEMORY_BYTES = 2 * 2**30
 
-#: How long vLLM waits for the server's answer to a message; LMCache's default is 300.
-MESSAGE_TIMEOUT_SECONDS = 60
+#: How long vLLM waits for the server's answer to a message; LMCache's default is 300. A server that
+#: hangs holds up the first request after it for about twice as long.
+MESSAGE_TIMEOUT_SECONDS = 20
 
 #: How long vLLM's start waits for the server's own; LMCache's default of 90 is not enough for a
 #: node that is busy loading models.
