@@ -132,7 +132,7 @@ class TestServiceOnGpus:
             model_definition_path="model-definition.yaml",
             extra_mounts=[demo.KV_FOLDER],
             extra_mount_map={demo.KV_FOLDER: "/kvcache"},
-            # As little as the image allows: services that are being deleted hold theirs for minutes.
+            # As little as the image allows: services being deleted hold theirs for minutes.
             resources={"cpu": 1, "mem": "5g", "cuda.device": 8},
             resource_opts={},
             runtime_variant="custom",
