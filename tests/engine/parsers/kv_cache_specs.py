@@ -222,7 +222,8 @@ def _ask(path: Path) -> dict[str, Any]:
     try:
         if not receiver.poll(_TIMEOUT_SECONDS):
             return {"error": f"no answer within {_TIMEOUT_SECONDS:.0f} s"}
-        return receiver.recv()  # type: ignore[no-any-return]
+        answer: dict[str, Any] = receiver.recv()
+        return answer
     except EOFError:
         process.join()
         return {"error": f"the process ended with {process.exitcode}"}

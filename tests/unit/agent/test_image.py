@@ -12,7 +12,7 @@ from ai.backend.kvcache.engine.versions import Versions
 
 
 class FakeImages:
-    """Docker's answer about one image. tests/cluster asks the real one."""
+    """Docker's answer about one image. tests/engine/test_image.py asks the real one."""
 
     def __init__(self, *layers: Path, driver: str = "overlay2") -> None:
         upper, *lower = map(str, layers)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -164,7 +165,7 @@ WORDS = st.text(alphabet="ab1-=./'\"\\$ {}:", max_size=12)
 class TestAgainstARealShell:
     """What is read is what the shell really gives."""
 
-    ENVIRON = {"A": "one", "B": "two words", "E": ""}  # noqa: RUF012
+    ENVIRON: ClassVar = {"A": "one", "B": "two words", "E": ""}
 
     def given_by_bash(self, line: str) -> list[str] | None:
         script = "import json, sys; print(json.dumps(sys.argv[1:]))"

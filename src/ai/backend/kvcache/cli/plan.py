@@ -15,8 +15,9 @@ from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM
 from ..errors import KVCacheError
 from ..model.parallel import Parallel
 from ..model.source import open_model
-from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_TRANSFERS, DEFAULT_UTILIZATION
+from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, SizingRequest, size
+from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib
 from .catalog_text import catalog_json, catalog_text
 from .plan_text import sizing_text
@@ -110,7 +111,7 @@ def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int 
 @click.option(
     "--concurrent-transfers",
     type=click.IntRange(1, 64),
-    default=DEFAULT_TRANSFERS,
+    default=DEFAULT_CONCURRENT_TRANSFERS,
     show_default=True,
     help="Contexts that the buffer stages at the same time.",
 )

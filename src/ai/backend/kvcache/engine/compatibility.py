@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import attrs
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 from ..errors import DeclinedError
-from .versions import DEFAULT_LMCACHE, DEFAULT_VLLM, OLDEST_VLLM, Versions
+from .versions import DEFAULT_LMCACHE, DEFAULT_VLLM, OLDEST_VLLM, Versions, release_of
 
 
 @attrs.frozen
@@ -25,7 +24,7 @@ class Incompatible:
 
 INCOMPATIBLE = (
     Incompatible(
-        ("lmcache-inprocess-gds", "lmcache-inprocess-posix", "lmcache-mp-fs"),
+        ("lmcache-inprocess-gds", "lmcache-mp-fs"),
         "it cannot be told to compute what could not be loaded, and would fail such requests",
         "vllm/config/kv_transfer.py: kv_load_failure_policy is not in 0.12.0",
         vllm=f"<{OLDEST_VLLM}",
@@ -49,14 +48,8 @@ def _matches(versions: str, version: str | None) -> bool:
     """Whether a row is about this version. One that is not known counts as the newest."""
     if not versions:
         return True
-    if version is None:
-        return False
-    try:
-        # A release candidate or a local build counts as its release.
-        release = Version(Version(version).base_version)
-    except InvalidVersion:
-        return False
-    return release in SpecifierSet(versions)
+    release = None if version is None else release_of(version)
+    return release is not None and release in SpecifierSet(versions)
 
 
 def _named(versions: Versions) -> Iterator[str]:

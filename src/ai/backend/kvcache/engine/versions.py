@@ -37,14 +37,24 @@ def variable(option: str) -> str:
     return f"LMCACHE_{option.upper()}"
 
 
-def _release(engine: str, text: str, oldest: str) -> Version:
+def release_of(version: str) -> Version | None:
+    """The release that a version counts as: a candidate or a local build has its options.
+
+    Returns:
+        None where it is no version.
+    """
     try:
-        # A release candidate has the options of its release.
-        release = Version(Version(text).base_version)
-    except InvalidVersion as e:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return None
+
+
+def _release(engine: str, text: str, oldest: str) -> Version:
+    release = release_of(text)
+    if release is None:
         raise EngineVersionError(
             f"{engine} version {text[:40]!r} is no version; write it as {oldest}"
-        ) from e
+        )
     if release < Version(oldest):
         raise EngineVersionError(f"{engine} {text} is too old; {oldest} or later is needed")
     return release

@@ -12,6 +12,7 @@ from decimal import ROUND_FLOOR, Decimal
 import attrs
 
 from ..errors import DeclinedError
+from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import GIB, MIB, gib
 
 #: vLLM's long-standing default share, from which the buffer is taken.
@@ -23,9 +24,6 @@ DEFAULT_OVERHEAD_BYTES = 3 * GIB
 
 #: What a pinned share leaves to others than the buffer.
 PINNED_RESERVE_BYTES = 3 * GIB // 2
-
-#: Contexts that are staged at the same time: one is loaded while another is stored.
-DEFAULT_TRANSFERS = 2
 
 #: LMCache transfers in batches of chunks; fewer than this many make every transfer a queue.
 MIN_BUFFER_CHUNKS = 64
@@ -45,7 +43,7 @@ class GpuRequest:
     context_tokens: int
     chunk_bytes: int
     """Of one chunk, in which contexts are stored and loaded."""
-    concurrent_transfers: int = DEFAULT_TRANSFERS
+    concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     utilization: Decimal = DEFAULT_UTILIZATION
     """vLLM's share before the buffer is taken from it."""
     pinned: bool = False

@@ -21,11 +21,10 @@ from ..model.geometry import Geometry, read_geometry
 from ..model.parallel import GpuShare, Parallel
 from ..model.source import ModelSource
 from ..model.weights import Weights, estimate_weights
-from ..policy.settings import Settings
+from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS, Settings
 from ..sizes import GIB, gib
 from .budget import (
     DEFAULT_OVERHEAD_BYTES,
-    DEFAULT_TRANSFERS,
     DEFAULT_UTILIZATION,
     Budget,
     GpuRequest,
@@ -56,7 +55,7 @@ class SizingRequest:
     weights_bytes: int | None = None
     """Of the whole model. None: looked up or estimated."""
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
-    concurrent_transfers: int = DEFAULT_TRANSFERS
+    concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     context_tokens: int | None = None
     """The length of the contexts that are counted in the pool. None: max_model_len."""
     chunk_tokens: int = LMCacheInProcess.chunk_tokens

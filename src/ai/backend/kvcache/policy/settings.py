@@ -30,6 +30,10 @@ class Sharing(StrEnum):
     USER = "user"
 
 
+#: One context is loaded while another is stored.
+DEFAULT_CONCURRENT_TRANSFERS = 2
+
+
 @attrs.frozen
 class Settings:
     """What applies to every session of this agent."""
@@ -37,7 +41,7 @@ class Settings:
     mount_point: PurePosixPath = PurePosixPath("/kvcache")
     """A folder mounted here is the session's KV folder, whatever its name."""
 
-    concurrent_transfers: int = 2
+    concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     """How many contexts the GPU buffer has to stage at the same time."""
 
     sharing: Sharing = Sharing.FOLDER
