@@ -13,14 +13,15 @@ from typing import Any
 import attrs
 
 from . import pattern
+from .attention import heads_of, is_latent
 from .config import read_json
 from .dtypes import DTYPE_BYTES, compute_dtype
 from .families import TIED
 from .fields import Fields
 from .files import INDEX_FILES, ModelFiles
-from .geometry import heads_of, is_latent, layer_count, text_fields
 from .quantization import quantization_of
 from .recurrent import MAMBA_GROUPS, MAMBA_HEAD_DIM, MAMBA_HEADS, STATE_SIZE
+from .text import layer_count, text_fields
 
 
 @attrs.frozen

@@ -1,0 +1,185 @@
+"""What attention layers keep of a token, by the fields that describe their heads."""
+
+from __future__ import annotations
+
+import attrs
+
+from . import pattern
+from .dtypes import KV_DTYPES, KvDtype
+from .fields import Fields
+from .layers import LayerCache, LayerKind
+
+_QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_KV_HEADS = (
+    "num_key_value_heads",
+    "n_head_kv",
+    "num_kv_heads",
+    "n_kv_heads",
+    "kv_n_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+    "num_query_groups",
+)
+_HEAD_DIM = ("head_dim", "hidden_size_per_head", "kv_channels", "attention_head_dim")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+
+#: Latent vectors with fp8 share a float32 scale among this many elements, and keep the rotary part
+#: in 16 bits: 656 bytes for 512 + 64 (vLLM, v1/attention/backends/mla/flashmla_sparse.py).
+_LATENT_SCALE_BLOCK = 128
+
+#: The indexer's keys are fp8 with a float32 scale among this many elements
+#: (vLLM, model_executor/models/deepseek_v2.py, Indexer).
+_INDEX_SCALE_BLOCK = 128
+
+
+def query_heads(fields: Fields) -> int | None:
+    """How many heads ask; None where the model has no attention at all."""
+    return fields.positive(*_QUERY_HEADS)
+
+
+def kv_heads(fields: Fields, heads: int) -> int:
+    """How many heads are kept: as many as ask, unless the file says otherwise.
+
+    Raises:
+        ModelError: the two contradict each other.
+    """
+    # Falcon's new decoders ignore the flag (vLLM, model_arch_config_convertor.py).
+    if fields.flag("multi_query", False) and not fields.flag("new_decoder_architecture", False):
+        return 1
+    if not fields.flag("multi_query_attention", True):
+        return heads
+    kept = fields.positive(*_KV_HEADS) or heads
+    if heads % kept:
+        raise fields.error(
+            "num_attention_heads", f"= {heads} is no multiple of num_key_value_heads = {kept}"
+        )
+    return kept
+
+
+def head_dim(fields: Fields, heads: int) -> int:
+    """Elements of one head's keys: as stated, else an equal part of the hidden size.
+
+    Raises:
+        ModelError: the hidden size cannot be divided so.
+    """
+    stated = fields.positive(*_HEAD_DIM)
+    if stated is not None:
+        return stated
+    hidden = fields.required(*_HIDDEN)
+    if hidden % heads:
+        raise fields.error(
+            "hidden_size",
+            f"= {hidden} is no multiple of num_attention_heads = {heads}, and head_dim is missing",
+        )
+    return hidden // heads
+
+
+def is_latent(fields: Fields) -> bool:
+    """Whether attention keeps one compressed vector (MLA)."""
+    return fields.positive("kv_lora_rank") is not None
+
+
+def latent_caches(fields: Fields, dtype: str, layers: int) -> list[tuple[LayerCache, ...]]:
+    """What each layer with latent attention keeps: its vector, and its indexer's keys if any.
+
+    Raises:
+        ModelError: a field is missing or nonsense.
+    """
+    rank = fields.required("kv_lora_rank")
+    if not fields.has("qk_rope_head_dim"):
+        raise fields.error("qk_rope_head_dim", "is missing, and kv_lora_rank is given")
+    rotary = fields.positive("qk_rope_head_dim") or 0
+    if dtype.startswith("fp8") and "per_token_head" not in dtype:
+        size = rank + 4 * -(-rank // _LATENT_SCALE_BLOCK) + 2 * rotary
+    elif dtype == "nvfp4_ds_mla":
+        # vLLM, model_executor/layers/attention/mla_attention.py: 352 bytes for 512 + 64.
+        size = KV_DTYPES[dtype].side_bytes(rank) + rotary
+    else:
+        stored = KV_DTYPES[dtype]
+        # Per-token-head formats keep a pair of scales here too (mla_attention.py, customize_spec).
+        size = stored.side_bytes(rank + rotary) + stored.scale_bytes
+    latent = LayerCache(LayerKind.LATENT, heads=1, head_bytes=size)
+    if not fields.has("index_topk"):
+        return [(latent,)] * layers
+    index_dim = fields.required("index_head_dim")
+    indexer = LayerCache(
+        LayerKind.INDEXER,
+        heads=1,
+        head_bytes=index_dim + 4 * -(-index_dim // _INDEX_SCALE_BLOCK),
+    )
+    return [(latent, indexer) if own else (latent,) for own in _layers_with_indexer(fields, layers)]
+
+
+def _layers_with_indexer(fields: Fields, layers: int) -> list[bool]:
+    """Which layers choose tokens themselves; the others take over an earlier layer's choice.
+
+    As vLLM reads it: model_executor/models/deepseek_v2.py.
+    """
+    written = fields.text("index_topk_pattern")
+    if written is not None:
+        if len(written) != layers:
+            raise fields.error(
+                "index_topk_pattern", f"describes {len(written)} layers, and the model has {layers}"
+            )
+        return [letter != "S" for letter in written]
+    frequency = fields.positive("index_topk_freq") or 1
+    offset = fields.positive("index_skip_topk_offset") or 2
+    return [max(i - offset + 1, 0) % frequency == 0 for i in range(layers)]
+
+
+@attrs.frozen
+class Heads:
+    """The heads of one layer's attention."""
+
+    asking: int
+    kept: int
+    key_dim: int
+    value_dim: int
+
+
+def heads_of(fields: Fields, kind: str) -> Heads:
+    """The heads of a layer, which in some families depend on how it looks back.
+
+    Args:
+        fields: the model's.
+        kind: a name of pattern.py.
+
+    Raises:
+        ModelError: a field is missing, nonsense, or contradicts another.
+    """
+    asking = fields.required(*_QUERY_HEADS)
+    kept = kv_heads(fields, asking)
+    keys = head_dim(fields, asking)
+    values = fields.positive("v_head_dim") or keys
+    if kind in (pattern.SLIDING, pattern.CHUNKED):
+        # MiMo V2: layers with a window have heads of their own.
+        kept = fields.positive("swa_num_key_value_heads") or kept
+        keys = fields.positive("swa_head_dim") or keys
+        return Heads(asking, kept, keys, fields.positive("swa_v_head_dim") or values)
+    # Gemma 4: layers without a window have.
+    keys = fields.positive("global_head_dim") or keys
+    if fields.flag("attention_k_eq_v", False):
+        kept = fields.positive("num_global_key_value_heads") or kept
+    return Heads(asking, kept, keys, fields.positive("global_head_dim") or values)
+
+
+def attention_cache(fields: Fields, kind: str, stored: KvDtype) -> LayerCache:
+    """A layer that keeps keys and values of the tokens it can see.
+
+    Raises:
+        ModelError: a field is missing, nonsense, or contradicts another.
+    """
+    heads = heads_of(fields, kind)
+    kept = heads.kept
+    size = stored.side_bytes(heads.key_dim) + stored.side_bytes(heads.value_dim)
+    if kind == pattern.FULL:
+        return LayerCache(LayerKind.FULL, kept, size)
+    if kind == pattern.CHUNKED:
+        window = fields.positive("attention_chunk_size")
+        if window is None:
+            raise fields.error("attention_chunk_size", "is missing, and layers look back in chunks")
+        return LayerCache(LayerKind.CHUNKED, kept, size, window)
+    window = fields.positive("sliding_window")
+    if window is None:
+        raise fields.error("sliding_window", "is missing, and layers have a sliding window")
+    return LayerCache(LayerKind.SLIDING, kept, size, window)
