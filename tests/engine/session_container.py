@@ -11,10 +11,11 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from ai.backend.kvcache.agent.apply import write_files
-from ai.backend.kvcache.engine.lmcache_mp import KEY_FILE, seal_of
+from ai.backend.kvcache.engine.adapters.lmcache_mp import KEY_FILE, seal_of
 from ai.backend.kvcache.folder.entries import Owner
-from ai.backend.kvcache.plan.decide import FILES_DIRECTORY, Preparation, prepare
+from ai.backend.kvcache.plan.decide import Preparation, prepare
 from ai.backend.kvcache.plan.session import Image, Mount, Service, Session
+from ai.backend.kvcache.plan.tell import FILES_DIRECTORY
 from ai.backend.kvcache.policy.settings import Settings
 
 from .engine_container import EngineContainer, docker, log_of, started, wait_until_ready

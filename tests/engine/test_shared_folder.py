@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from ai.backend.kvcache.engine.lmcache_mp import LMCacheMultiProcess
+from ai.backend.kvcache.engine.adapters.lmcache_mp import LMCacheMultiProcess
 from devcluster.completion import Answer
 from devcluster.tinytext import long_prompt
 

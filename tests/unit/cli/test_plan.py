@@ -80,7 +80,9 @@ class TestFormats:
             "LMCACHE_CHUNK_SIZE": "256",
             "LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256_cbor",
             "LMCACHE_LOCAL_CPU": "False",
-            "LMCACHE_MAX_LOCAL_CPU_SIZE": "0",
+            "LMCACHE_SAVE_UNFULL_CHUNK": "False",
+            # GiB to stage stores in, LMCache's default.
+            "LMCACHE_MAX_LOCAL_CPU_SIZE": "5.0",
         }
         assert result.stderr.startswith("# ")
 
@@ -92,7 +94,8 @@ class TestFormats:
             "chunk_size": 256,
             "pre_caching_hash_algorithm": "sha256_cbor",
             "local_cpu": False,
-            "max_local_cpu_size": 0,
+            "save_unfull_chunk": False,
+            "max_local_cpu_size": 5.0,
             "gds_buffer_size": 24_576,
         }
 

@@ -14,7 +14,7 @@ from ai.backend.kvcache.engine.command import (
     ListCommand,
     ShellCommand,
     expand,
-    find_vllm,
+    find_engine,
     without_config,
 )
 
@@ -32,7 +32,7 @@ class TestLists:
         ],
     )
     def test_certain(self, prefix: tuple[str, ...]) -> None:
-        found = find_vllm([*prefix, "/models", "-tp", "2"])
+        found = find_engine([*prefix, "/models", "-tp", "2"])
         assert isinstance(found, ListCommand)
         assert found.arguments(["--port", "1"], {}) == ["/models", "-tp", "2", "--port", "1"]
         assert found.with_arguments(ADDED) == (*prefix, "/models", "-tp", "2", *ADDED)
@@ -41,7 +41,7 @@ class TestLists:
         "arguments", [["--model", "/models"], ["--model=/models"], ["--config", "with-model.yaml"]]
     )
     def test_certain_with_the_model_elsewhere(self, arguments: list[str]) -> None:
-        assert find_vllm(["vllm", "serve", "--port", "8000", *arguments]) is not None
+        assert find_engine(["vllm", "serve", "--port", "8000", *arguments]) is not None
 
     @pytest.mark.parametrize(
         "command",
@@ -52,20 +52,22 @@ class TestLists:
             ("vllm", "serve", "--port", "8000", "/models"),
             ("vllm", "bench"),
             ("vllm serve /models",),
-            ("python", "-m", "sglang.launch_server"),
+            ("python", "-m", "sglang.bench_serving"),
+            ("sglang", "generate"),
+            ("python", "-m", "dynamo.frontend"),
             ("python", "serve.py"),
             ("pythonic", "-m", "vllm.entrypoints.openai.api_server"),
         ],
     )
     def test_not_certain(self, command: tuple[str, ...]) -> None:
-        assert find_vllm(command) is None
+        assert find_engine(command) is None
 
 
 class TestShells:
     @pytest.mark.parametrize("shell", [("bash", "-c"), ("/bin/sh", "-c"), ("bash", "-lc")])
     @pytest.mark.parametrize("before", ["", "exec ", "HF_HUB_OFFLINE=1 exec "])
     def test_certain(self, shell: tuple[str, ...], before: str) -> None:
-        found = find_vllm([*shell, f"{before}vllm serve /models -tp 2"])
+        found = find_engine([*shell, f"{before}vllm serve /models -tp 2"])
         assert isinstance(found, ShellCommand)
         assert found.arguments([], {}) == ["/models", "-tp", "2"]
         assert found.with_arguments(ADDED) == (
@@ -75,12 +77,16 @@ class TestShells:
 
     def test_several_lines(self) -> None:
         line = "vllm serve /models \\\n  --max-model-len 8192 \\\n  -tp 2\n"
-        found = find_vllm(["bash", "-c", line])
+        found = find_engine(["bash", "-c", line])
         assert found is not None
         assert found.arguments([], {}) == ["/models", "--max-model-len", "8192", "-tp", "2"]
 
     def test_variables_are_read_and_kept(self) -> None:
-        found = find_vllm(["bash", "-c", "vllm serve $MODEL -tp ${TP} --port ${PORT:-8000} $MORE"])
+        found = find_engine([
+            "bash",
+            "-c",
+            "vllm serve $MODEL -tp ${TP} --port ${PORT:-8000} $MORE",
+        ])
         assert found is not None
         environ = {"MODEL": "/models", "TP": "4", "MORE": "--seed 1"}
         assert found.arguments([], environ) == [
@@ -91,7 +97,7 @@ class TestShells:
         )
 
     def test_own_config_file_is_taken_out(self) -> None:
-        found = find_vllm(["bash", "-c", "vllm serve /m --config 'my file.yaml' -tp 2"])
+        found = find_engine(["bash", "-c", "vllm serve /m --config 'my file.yaml' -tp 2"])
         assert found is not None
         assert found.arguments([], {})[1:3] == ["--config", "my file.yaml"]
         assert found.with_arguments(ADDED)[2] == (
@@ -100,17 +106,17 @@ class TestShells:
 
     def test_what_is_appended_needs_a_place(self) -> None:
         line = "exec vllm serve /m"
-        deaf = find_vllm(["bash", "-c", line])
+        deaf = find_engine(["bash", "-c", line])
         assert deaf is not None
         assert not deaf.takes_appended
         assert deaf.arguments(["-tp", "2"], {}) == ["/m"]
         # of which the first becomes the shell's name
-        open_ = find_vllm(["bash", "-c", f'{line} "$@"', "wrap"])
+        open_ = find_engine(["bash", "-c", f'{line} "$@"', "wrap"])
         assert open_ is not None
         assert open_.takes_appended
         assert open_.arguments(["-tp", "2"], {}) == ["/m", "-tp", "2"]
         assert open_.with_arguments(ADDED)[3:] == ("wrap",)
-        nameless = find_vllm(["bash", "-c", f'{line} "$@"'])
+        nameless = find_engine(["bash", "-c", f'{line} "$@"'])
         assert nameless is not None
         assert nameless.arguments(["-tp", "2"], {}) == ["/m", "2"]
 
@@ -139,7 +145,7 @@ class TestShells:
         ],
     )
     def test_not_certain(self, line: str) -> None:
-        assert find_vllm(["bash", "-c", line]) is None
+        assert find_engine(["bash", "-c", line]) is None
 
     @pytest.mark.parametrize(
         "command",
@@ -151,10 +157,10 @@ class TestShells:
         ],
     )
     def test_other_shells(self, command: list[str]) -> None:
-        assert find_vllm(command) is None
+        assert find_engine(command) is None
 
     def test_operators_in_single_quotes_are_text(self) -> None:
-        found = find_vllm(["bash", "-c", "vllm serve /m --served-model-name 'a;b|c'"])
+        found = find_engine(["bash", "-c", "vllm serve /m --served-model-name 'a;b|c'"])
         assert found is not None
         assert found.arguments([], {}) == ["/m", "--served-model-name", "a;b|c"]
 
@@ -193,14 +199,14 @@ class TestAgainstARealShell:
         ],
     )
     def test_words(self, rest: str) -> None:
-        found = find_vllm(["bash", "-c", f"vllm serve {rest}"])
+        found = find_engine(["bash", "-c", f"vllm serve {rest}"])
         assert found is not None
         assert found.arguments([], self.ENVIRON) == self.given_by_bash(f"vllm serve {rest}")
 
     @given(st.lists(WORDS, max_size=3))
     def test_anything_else_is_no_surprise(self, words: list[str]) -> None:
         with contextlib.suppress(IndexError):
-            found = find_vllm(["bash", "-c", f"vllm serve /m {' '.join(words)}"])
+            found = find_engine(["bash", "-c", f"vllm serve /m {' '.join(words)}"])
             if found is not None:
                 found.with_arguments(ADDED)
                 assert found.arguments([], {})[0] == "/m"

@@ -3,48 +3,64 @@ from __future__ import annotations
 import pytest
 
 from ai.backend.kvcache.engine.compatibility import refuse_incompatible, version_notes
+from ai.backend.kvcache.engine.select import adapter_named
 from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.errors import DeclinedError
 
-MP, GDS = "lmcache-mp-fs", "lmcache-inprocess-gds"
+MP, GDS = "lmcache-mp", "lmcache-gds"
+
+
+def refuse(adapter: str, packages: dict[str, str], *, latent: bool = False) -> None:
+    refuse_incompatible(adapter_named(adapter), Versions(packages), latent_attention=latent)
 
 
 @pytest.mark.parametrize(
-    ("adapter", "vllm", "lmcache"),
+    ("adapter", "packages"),
     [
-        (MP, "0.32.0", "0.5.6"),
-        (MP, "0.32.0+cpu", "0.5.7rc1"),
-        (MP, None, None),
-        (MP, "nightly", "main"),
-        (GDS, "0.20.2", "0.4.3"),
-        (GDS, "0.15.0", "0.3.15"),
-        (GDS, None, "0.4.4"),
+        (MP, {"vllm": "0.32.0", "lmcache": "0.5.6"}),
+        (MP, {"vllm": "0.32.0+cpu", "lmcache": "0.5.7rc1"}),
+        (MP, {"vllm": "0.20.2", "lmcache": "0.4.6"}),
+        (MP, {}),
+        (MP, {"vllm": "nightly", "lmcache": "main"}),
+        (GDS, {"vllm": "0.20.2", "lmcache": "0.4.3"}),
+        (GDS, {"vllm": "0.15.0", "lmcache": "0.3.15"}),
+        (GDS, {"lmcache": "0.4.4"}),
+        (GDS, {"lmcache": "0.3.3"}),
+        # One of the two does not make the pair.
+        (GDS, {"lmcache": "0.4.7"}),
+        (GDS, {"vllm": "0.20.2"}),
+        ("vllm-tiering", {"vllm": "0.12.0"}),
     ],
 )
-def test_may_work(adapter: str, vllm: str | None, lmcache: str | None) -> None:
-    refuse_incompatible(adapter, Versions(vllm, lmcache))
+def test_may_work(adapter: str, packages: dict[str, str]) -> None:
+    refuse(adapter, packages)
 
 
 @pytest.mark.parametrize(
-    ("adapter", "vllm", "lmcache", "message"),
+    ("adapter", "packages", "message"),
     [
-        (MP, "0.32.0", "0.5.5", "LMCache 0.5.5 does not work as lmcache-mp-fs: .* 0.5.6 or later"),
-        (MP, None, "0.4.6", "LMCache 0.4.6"),
-        (MP, "0.20.2", "0.5.6", "a connector of its own"),
-        (GDS, "0.12.0", "0.5.6", "vLLM 0.12.0 with LMCache 0.5.6"),
-        (GDS, "0.14.1.dev0", None, "fail such requests"),
+        (MP, {"vllm": "0.19.0", "lmcache": "0.4.5"}, "LMCache 0.4.5 does not work as lmcache-mp"),
+        (MP, {"vllm": "0.20.2", "lmcache": "0.4.7"}, "use an image with LMCache 0.4.6"),
+        (GDS, {"vllm": "0.20.2+cu129", "lmcache": "0.4.7"}, "made for a later vLLM"),
+        (GDS, {"vllm": "0.12.0", "lmcache": "0.5.6"}, "vLLM 0.12.0 with LMCache 0.5.6"),
+        ("lmcache-posix", {"vllm": "0.14.1.dev0"}, "fail such requests"),
     ],
 )
-def test_known_not_to_work(
-    adapter: str, vllm: str | None, lmcache: str | None, message: str
-) -> None:
+def test_known_not_to_work(adapter: str, packages: dict[str, str], message: str) -> None:
     with pytest.raises(DeclinedError, match=message):
-        refuse_incompatible(adapter, Versions(vllm, lmcache))
+        refuse(adapter, packages)
+
+
+def test_latent_attention_in_a_form_that_is_read_back_wrongly() -> None:
+    with pytest.raises(DeclinedError, match="LMCache#1323"):
+        refuse(GDS, {"lmcache": "0.3.3"}, latent=True)
+    refuse(GDS, {"lmcache": "0.3.9"}, latent=True)
 
 
 def test_what_is_assumed_is_said() -> None:
-    assert version_notes(Versions("0.32.0", "0.5.6")) == ()
-    assert version_notes(Versions("0.32.0", None)) == (
+    adapter = adapter_named(MP)
+    assert version_notes(adapter, Versions({"vllm": "0.32.0", "lmcache": "0.5.6"})) == ()
+    assert version_notes(adapter, Versions({"vllm": "0.32.0"})) == (
         "the image does not say its versions; it is told as LMCache 0.5.6",
     )
-    assert "vLLM 0.32.0 and LMCache 0.5.6" in version_notes(Versions())[0]
+    assert "vLLM 0.32.0 and LMCache 0.5.6" in version_notes(adapter, Versions())[0]

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
 import pytest
+from packaging.version import Version
 
-from ai.backend.kvcache.engine.versions import buffer_option, check_vllm
+from ai.backend.kvcache.engine.versions import (
+    BUFFER_OPTIONS,
+    IO_THREAD_OPTIONS,
+    Versions,
+    check_lmcache,
+    check_vllm,
+    option_name,
+)
 from ai.backend.kvcache.errors import EngineVersionError
 
 
@@ -23,16 +31,46 @@ class TestBufferOption:
         ],
     )
     def test_by_version(self, version: str, name: str) -> None:
-        assert buffer_option(version) == name
+        release = Versions({"lmcache": version}).release_of("lmcache")
+        assert option_name(BUFFER_OPTIONS, release) == name
 
+
+class TestIoThreads:
+    # Renamed in 0.5.1, which still knows the old name; 0.5.2 does not.
+    @pytest.mark.parametrize(
+        ("version", "name"),
+        [
+            ("0.3.15", "gds_io_threads"),
+            ("0.5.0", "gds_io_threads"),
+            ("0.5.1", "disk_io_threads"),
+            ("0.5.6", "disk_io_threads"),
+        ],
+    )
+    def test_by_version(self, version: str, name: str) -> None:
+        assert option_name(IO_THREAD_OPTIONS, Version(version)) == name
+
+
+class TestLMCache:
     @pytest.mark.parametrize("version", ["", "latest", "0.4.x", "four"])
     def test_no_version(self, version: str) -> None:
         with pytest.raises(EngineVersionError, match="is no version"):
-            buffer_option(version)
+            check_lmcache(version)
 
     def test_too_old(self) -> None:
         with pytest.raises(EngineVersionError, match=r"LMCache 0\.2\.1 is too old; 0\.3\.0"):
-            buffer_option("0.2.1")
+            check_lmcache("0.2.1")
+
+
+class TestVersions:
+    @pytest.mark.parametrize("versions", [Versions(), Versions({"lmcache": "nightly"})])
+    def test_not_known_counts_as_the_newest(self, versions: Versions) -> None:
+        assert versions.release_of("lmcache") == Version("0.5.6")
+
+    def test_what_is_not_there(self) -> None:
+        looked_at = Versions({"vllm": "0.32.0"}, is_complete=True)
+        assert looked_at.lacks("lmcache")
+        assert not looked_at.lacks("vllm")
+        assert not Versions({"vllm": "0.32.0"}).lacks("lmcache")
 
 
 class TestVllm:

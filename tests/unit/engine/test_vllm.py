@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ai.backend.kvcache.engine.vllm import (
+from ai.backend.kvcache.engine.arguments import (
+    EngineArguments,
     arguments_of_config,
     environment_arguments,
-    read_arguments,
 )
+from ai.backend.kvcache.engine.arguments import read_arguments as read
+from ai.backend.kvcache.engine.vllm import VLLM
 from ai.backend.kvcache.errors import StartCommandError
+
+
+def read_arguments(arguments: Sequence[str]) -> EngineArguments:
+    return read(arguments, VLLM)
 
 
 class TestReadArguments:
@@ -139,10 +146,22 @@ class TestPlaces:
             "VLLM_QUANTIZATION": "awq",
             "VLLM_PP_SIZE": "",
         }
-        assert environment_arguments(environ) == (
-            ["--quantization", "awq", "--tensor-parallel-size", "2"],
-            ["--max-model-len", "4096", "--served-model-name", "my model"],
-        )
+        assert environment_arguments(environ) == [
+            *("--quantization", "awq", "--tensor-parallel-size", "2"),
+            *("--max-model-len", "4096", "--served-model-name", "my model"),
+        ]
+
+    def test_other_engines_variables_too(self) -> None:
+        # The agent does not look which engine the command runs.
+        environ = {
+            "SGLANG_TP_SIZE": "4",
+            "VLLM_TP_SIZE": "2",
+            "SGLANG_EXTRA_ARGS": "--b",
+            "VLLM_EXTRA_ARGS": "--a",
+        }
+        assert environment_arguments(environ) == [
+            *("--tensor-parallel-size", "2", "--tensor-parallel-size", "4", "--a", "--b"),
+        ]
 
     def test_unbalanced_quotes(self) -> None:
         with pytest.raises(StartCommandError, match="VLLM_EXTRA_ARGS has unbalanced quotes"):

@@ -179,8 +179,11 @@ class TestOnGpus:
             "gds_path": preparation.environment["LMCACHE_GDS_PATH"],
             "chunk_size": 256,
             "pre_caching_hash_algorithm": "sha256_cbor",
+            "gds_buffer_size": 24_576,
+            "save_unfull_chunk": False,
             "local_cpu": False,
-            "max_local_cpu_size": 0,
+            # LMCache stages what it stores in host memory and does not start without any.
+            "max_local_cpu_size": 5.0,
         }
 
     def test_users_utilization_wins(self, make: SessionMaker) -> None:
@@ -454,7 +457,7 @@ class TestFaults:
         assert "LMCACHE_CONFIG_FILE is already set" in reason(prepare(session, SETTINGS))
 
     def test_lora(self, make: SessionMaker) -> None:
-        assert "--enable-lora" in reason(prepare(make(service=serve("--enable-lora")), SETTINGS))
+        assert "LoRA" in reason(prepare(make(service=serve("--enable-lora")), SETTINGS))
 
     def test_scales_that_each_start_computes(self, make: SessionMaker) -> None:
         service = serve("--kv-cache-dtype", "fp8", "--calculate-kv-scales")
@@ -462,12 +465,12 @@ class TestFaults:
 
     def test_blocks_that_do_not_fit_chunks(self, make: SessionMaker) -> None:
         preparation = prepare(make(service=serve("--block-size", "96")), SETTINGS)
-        assert "--block-size 96 does not divide" in reason(preparation)
+        assert "a block size of 96 does not divide" in reason(preparation)
         assert prepare(make(service=serve("--block-size", "32")), SETTINGS).plan.namespace
 
     def test_several_engines_need_several_servers(self, make: SessionMaker) -> None:
         service = serve("--data-parallel-size", "2")
-        assert "--data-parallel-size 2" in reason(prepare(make(service=service), SETTINGS))
+        assert "data parallel size of 2" in reason(prepare(make(service=service), SETTINGS))
         on_gpus = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8", "-dp", "2")), SETTINGS)
         assert on_gpus.plan.no_kv_cache_because is None
 
@@ -530,7 +533,7 @@ class TestUncertainCommand:
         environ = {"VLLM_EXTRA_ARGS": "--max-model-len 131072"}
         preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
-        assert "--max-model-len 131072 from VLLM_* variables" in preparation.plan.warnings[0]
+        assert "--max-model-len 131072 from variables" in preparation.plan.warnings[0]
 
     def test_settled_session(self, make: SessionMaker) -> None:
         preparation = prepare(make(is_settled=True), SETTINGS)

@@ -60,6 +60,15 @@ def _shared_memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
     return None if size in (0, _DEFAULT_SHARED_MEMORY_BYTES) else size
 
 
+def _memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
+    """The container's limit."""
+    size = (kernel_config.get("resource_slots") or {}).get("mem")
+    try:
+        return None if size is None else int(Decimal(size))
+    except ArithmeticError:
+        return None
+
+
 def gpus_of(
     allocations: Mapping[Any, Mapping[Any, Mapping[Any, Decimal]]], computers: Mapping[Any, Any]
 ) -> Gpus | None:
@@ -115,6 +124,7 @@ def session_of(
         service=_service(kernel_config),
         owner=Owner(_identity(environ, "LOCAL_USER_ID"), _identity(environ, "LOCAL_GROUP_ID")),
         shared_memory_bytes=_shared_memory_bytes(kernel_config),
+        memory_bytes=_memory_bytes(kernel_config),
         user_id=_text(kernel_config.get("owner_user_id")),
         project_id=_text(kernel_config.get("owner_project_id")),
         is_settled=is_settled,

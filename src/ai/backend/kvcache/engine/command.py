@@ -1,4 +1,4 @@
-"""Start commands as people write them: which of them are certain to run vLLM, and with what.
+"""Start commands as people write them: which of them are certain to run an engine, and with what.
 
 A command is a list of arguments, or a shell with a line of text (``bash -c "vllm serve …"``). Of a
 line of text only the plain form is read: one command, perhaps behind ``exec`` and assignments, with
@@ -11,6 +11,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import PurePosixPath
 
 import attrs
@@ -26,7 +27,7 @@ _NOT_PLAIN = re.compile(r"[`\n;|&<>()]|(?:^|\s)#")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 
 #: Whoever assigns these on the line wins over the environment that the plugin gives.
-_OURS = re.compile(r"(?:LMCACHE_\w+|PYTHONHASHSEED)=")
+_OURS = re.compile(r"(?:(?:LMCACHE|SGLANG_HICACHE|DYN_KVBM)_\w+|PYTHONHASHSEED)=")
 
 _VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::-([^{}$]*))?\})"
 
@@ -43,76 +44,91 @@ _PART = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|((?:\\.|[^'"\\])+)""")
 _POSITIONAL = frozenset({'"$@"', "$@", '"$*"', "$*"})
 
 
+class Program(StrEnum):
+    """What a start command runs."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    DYNAMO = "dynamo"
+    """vLLM as a worker of NVIDIA Dynamo."""
+
+
+#: The words that start a program, after which its own arguments come.
+_STARTS: Mapping[tuple[str, ...], Program] = {
+    ("vllm", "serve"): Program.VLLM,
+    ("python", "-m", "vllm.entrypoints.openai.api_server"): Program.VLLM,
+    ("sglang", "serve"): Program.SGLANG,
+    ("python", "-m", "sglang.launch_server"): Program.SGLANG,
+    ("python", "-m", "dynamo.vllm"): Program.DYNAMO,
+}
+
+#: What names the model, by the spellings of all programs.
+_MODEL_OPTIONS = ("--model", "--model-path")
+
+
 @attrs.frozen
-class VllmCommand(ABC):
-    """A start command that is certain to run vLLM."""
+class EngineCommand(ABC):
+    """A start command that is certain to run an engine."""
+
+    program: Program
+    prefix: tuple[str, ...]
+    """What starts it."""
+    own: tuple[str, ...]
+    """The arguments in the command itself."""
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the command itself says which model is served."""
+        return _model_place(self.own) is not None
 
     @abstractmethod
     def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """What vLLM will be given.
+        """What the engine will be given.
 
         Args:
             appended: what Backend.AI puts behind the command.
             environ: for the variables in it; one that is not there stays as it is written.
         """
 
-    @property
-    @abstractmethod
-    def names_model(self) -> bool:
-        """Whether the command itself says which model is served."""
-
     @abstractmethod
     def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        """The command with arguments added, and without config files of the user's own.
+        """The command with arguments added.
 
         Args:
-            added: put behind all others.
+            added: put behind all others. With a ``--config`` among them, the user's own goes.
             model: what to serve in the place of the model that the command names.
         """
 
     @property
     @abstractmethod
     def takes_appended(self) -> bool:
-        """Whether what Backend.AI puts behind the command reaches vLLM."""
+        """Whether what Backend.AI puts behind the command reaches the engine."""
 
 
 @attrs.frozen
-class ListCommand(VllmCommand):
+class ListCommand(EngineCommand):
     """``vllm serve MODEL …``, as a list."""
 
-    prefix: tuple[str, ...]
-    own: tuple[str, ...]
-
     takes_appended = True
-
-    @property
-    def names_model(self) -> bool:
-        return _model_place(self.own) is not None
 
     def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         return [*self.own, *appended]
 
     def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        return (*self.prefix, *without_config(_with_model(self.own, model)), *added)
+        return (*self.prefix, *_changed(self.own, added, model), *added)
 
 
 @attrs.frozen
-class ShellCommand(VllmCommand):
+class ShellCommand(EngineCommand):
     """``bash -c "vllm serve MODEL …" …``. Words are kept as they are written."""
 
     shell: tuple[str, ...]
-    prefix: tuple[str, ...]
-    own: tuple[str, ...]
     positional: tuple[str, ...]
     """What stands behind the line; the first is the shell's own name."""
 
     @property
     def takes_appended(self) -> bool:
         return any(word in _POSITIONAL for word in self.own)
-
-    @property
-    def names_model(self) -> bool:
-        return _model_place(self.own) is not None
 
     def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         # Of what is appended, the first becomes the shell's name where nothing stands there yet.
@@ -123,8 +139,7 @@ class ShellCommand(VllmCommand):
         return arguments
 
     def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        own = without_config(_with_model(self.own, model))
-        words = (*self.prefix, *own, shlex.join(added))
+        words = (*self.prefix, *_changed(self.own, added, model), shlex.join(added))
         return (*self.shell, " ".join(words), *self.positional)
 
 
@@ -145,10 +160,13 @@ def _model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in _POSITIONAL:
         return 0, ""
     for index, token in enumerate(arguments):
-        if token == "--model" and index + 1 < len(arguments):
+        option, equals, _ = token.partition("=")
+        if option.replace("_", "-") not in _MODEL_OPTIONS:
+            continue
+        if equals:
+            return index, f"{option}="
+        if index + 1 < len(arguments):
             return index + 1, ""
-        if token.startswith("--model="):
-            return index, "--model="
     return None
 
 
@@ -158,6 +176,11 @@ def _with_model(arguments: Sequence[str], model: str | None) -> list[str]:
         index, before = place
         changed[index] = before + model
     return changed
+
+
+def _changed(own: Sequence[str], added: Sequence[str], model: str | None) -> list[str]:
+    changed = _with_model(own, model)
+    return without_config(changed) if "--config" in added else changed
 
 
 def expand(word: str, environ: Mapping[str, str]) -> list[str]:
@@ -183,29 +206,31 @@ def expand(word: str, environ: Mapping[str, str]) -> list[str]:
     return text.split() if is_split else [text]
 
 
-def _vllm_prefix(words: Sequence[str]) -> int:
-    """How many words run vLLM's server, before its own arguments; 0 where they do not."""
-    if len(words) >= 2 and PurePosixPath(words[0]).name == "vllm" and words[1] == "serve":
-        return 2
-    if (
-        len(words) >= 3
-        and re.fullmatch(r"python3?(\.\d+)?", PurePosixPath(words[0]).name)
-        and tuple(words[1:3]) == ("-m", "vllm.entrypoints.openai.api_server")
-    ):
-        return 3
-    return 0
+def _plain_name(word: str) -> str:
+    """A program's name without its directory; any Python is ``python``."""
+    name = PurePosixPath(word).name
+    return "python" if re.fullmatch(r"python3?(\.\d+)?", name) else name
 
 
-def _finds_its_model(prefix: Sequence[str], arguments: Sequence[str]) -> bool:
+def _started(words: Sequence[str]) -> tuple[Program, int] | None:
+    """(what the words start, how many of them come before its own arguments)."""
+    for start, program in _STARTS.items():
+        found = tuple(words[: len(start)])
+        if found and (_plain_name(found[0]), *found[1:]) == start:
+            return program, len(start)
+    return None
+
+
+def _finds_its_model(command: EngineCommand) -> bool:
     """``vllm serve`` with options before its model finds none once a config file is among them.
 
     The plugin tells vLLM by a config file (vLLM, utils/argparse_utils.py).
     """
-    if prefix[-1] != "serve":
+    if command.program is not Program.VLLM or command.prefix[-1] != "serve":
         return True
-    return bool(arguments) and (
-        not arguments[0].startswith("-")
-        or any(token.partition("=")[0] in ("--model", "--config") for token in arguments)
+    return bool(command.own) and (
+        not command.own[0].startswith("-")
+        or any(token.partition("=")[0] in ("--model", "--config") for token in command.own)
     )
 
 
@@ -242,23 +267,25 @@ def _shell_command(command: Sequence[str]) -> ShellCommand | None:
         if _OURS.match(words[start]):
             return None
         start += 1
-    length = _vllm_prefix(words[start:])
-    if length == 0:
+    if (started := _started(words[start:])) is None:
         return None
+    program, length = started
     cut = start + length
     return ShellCommand(
-        tuple(command[:2]), tuple(words[:cut]), tuple(words[cut:]), tuple(command[3:])
+        program=program,
+        prefix=tuple(words[:cut]),
+        own=tuple(words[cut:]),
+        shell=tuple(command[:2]),
+        positional=tuple(command[3:]),
     )
 
 
-def find_vllm(command: Sequence[str]) -> VllmCommand | None:
-    """The command split at vLLM's own arguments; None when it is not certain that vLLM runs."""
-    length = _vllm_prefix(command)
-    found: ListCommand | ShellCommand | None
-    if length:
-        found = ListCommand(tuple(command[:length]), tuple(command[length:]))
+def find_engine(command: Sequence[str]) -> EngineCommand | None:
+    """The command split at the engine's own arguments; None when it is not certain what it runs."""
+    found: EngineCommand | None
+    if started := _started(command):
+        program, length = started
+        found = ListCommand(program, tuple(command[:length]), tuple(command[length:]))
     else:
         found = _shell_command(command)
-    if found is None or not _finds_its_model(found.prefix, found.own):
-        return None
-    return found
+    return found if found is not None and _finds_its_model(found) else None

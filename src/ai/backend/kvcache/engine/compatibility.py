@@ -1,91 +1,95 @@
-"""Combinations of versions that are known not to work, each with where that is known from."""
+"""Combinations that are known not to work, each with where that is known from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import attrs
 from packaging.specifiers import SpecifierSet
 
 from ..errors import DeclinedError
-from .versions import DEFAULT_LMCACHE, DEFAULT_VLLM, OLDEST_VLLM, Versions, release_of
+from .adapter import EngineAdapter
+from .versions import NEWEST, OLDEST_VLLM, TITLES, Versions, release_of
 
 
 @attrs.frozen
 class Incompatible:
-    """One row. An empty set of versions means all of them."""
+    """One row."""
 
     adapters: tuple[str, ...]
+    packages: Mapping[str, str]
+    """Package → the versions that are meant. All of them have to be."""
     because: str
     source: str
-    lmcache: str = ""
-    vllm: str = ""
+    latent_attention_only: bool = False
 
+
+_OLD_VLLM = Incompatible(
+    ("lmcache-gds", "lmcache-posix", "lmcache-mp"),
+    {"vllm": f"<{OLDEST_VLLM}"},
+    "it cannot be told to compute what could not be loaded, and would fail such requests",
+    "vllm/config/kv_transfer.py: kv_load_failure_policy is not in 0.12.0",
+)
 
 INCOMPATIBLE = (
+    _OLD_VLLM,
     Incompatible(
-        ("lmcache-inprocess-gds", "lmcache-mp-fs"),
-        "it cannot be told to compute what could not be loaded, and would fail such requests",
-        "vllm/config/kv_transfer.py: kv_load_failure_policy is not in 0.12.0",
-        vllm=f"<{OLDEST_VLLM}",
+        ("lmcache-gds", "lmcache-posix", "lmcache-mp"),
+        {"vllm": "==0.20.2", "lmcache": "==0.4.7"},
+        "that LMCache was made for a later vLLM; use an image with LMCache 0.4.6",
+        "run: LMCache 0.4.7 does not start in vLLM 0.20.2",
     ),
     Incompatible(
-        ("lmcache-mp-fs",),
-        "vLLM cannot start its server; use an image with LMCache 0.5.6 or later",
-        "lmcache/integration/vllm/mp_server_launcher.py is not in 0.5.5",
-        lmcache="<0.5.6",
+        ("lmcache-mp",),
+        {"lmcache": "<0.4.6"},
+        "its server needs cupy and a GPU; use an image with LMCache 0.4.6 or later",
+        "run: LMCache 0.4.4 does not start without cupy",
     ),
     Incompatible(
-        ("lmcache-mp-fs",),
-        "it takes a connector of its own in the place of LMCache's, which cannot start the server",
-        "vllm/distributed/kv_transfer/kv_connector/v1/lmcache_mp_connector.py up to 0.21",
-        vllm="<0.22",
+        ("lmcache-gds",),
+        {"lmcache": "<0.3.9"},
+        "it stores the blocks of this model's attention in a form that it cannot read back; use "
+        "an image with LMCache 0.3.9 or later",
+        "LMCache#1323",
+        latent_attention_only=True,
     ),
 )
 
 
-def _matches(versions: str, version: str | None) -> bool:
-    """Whether a row is about this version. One that is not known counts as the newest."""
-    if not versions:
-        return True
-    release = None if version is None else release_of(version)
-    return release is not None and release in SpecifierSet(versions)
+def _matches(row: Incompatible, versions: Versions) -> bool:
+    """Whether a row is about these versions. One that is not known counts as the newest."""
+    for package, meant in row.packages.items():
+        version = versions.of(package)
+        release = None if version is None else release_of(version)
+        if release is None or release not in SpecifierSet(meant):
+            return False
+    return True
 
 
-def _named(versions: Versions) -> Iterator[str]:
-    if versions.vllm is not None:
-        yield f"vLLM {versions.vllm}"
-    if versions.lmcache is not None:
-        yield f"LMCache {versions.lmcache}"
-
-
-def refuse_incompatible(adapter: str, versions: Versions) -> None:
+def refuse_incompatible(
+    adapter: EngineAdapter, versions: Versions, *, latent_attention: bool
+) -> None:
     """Some versions do not work together, or not in this way.
 
     Raises:
         DeclinedError: these are known not to; the message says why and where that is known from.
     """
     for row in INCOMPATIBLE:
-        if (
-            adapter in row.adapters
-            and _matches(row.lmcache, versions.lmcache)
-            and _matches(row.vllm, versions.vllm)
-        ):
+        if row.latent_attention_only and not latent_attention:
+            continue
+        if adapter.name in row.adapters and _matches(row, versions):
             raise DeclinedError(
-                f"{' with '.join(_named(versions))} does not work as {adapter}: {row.because} "
-                f"({row.source})"
+                f"{versions.named(adapter.packages)} does not work as {adapter.name}: "
+                f"{row.because} ({row.source})"
             )
 
 
-def version_notes(versions: Versions) -> tuple[str, ...]:
+def version_notes(adapter: EngineAdapter, versions: Versions) -> tuple[str, ...]:
     """What is assumed of an image that does not say what is in it."""
     assumed = [
-        f"{name} {newest}"
-        for name, version, newest in (
-            ("vLLM", versions.vllm, DEFAULT_VLLM),
-            ("LMCache", versions.lmcache, DEFAULT_LMCACHE),
-        )
-        if version is None
+        f"{TITLES[package]} {NEWEST[package]}"
+        for package in adapter.packages
+        if versions.of(package) is None
     ]
     if not assumed:
         return ()

@@ -1,4 +1,4 @@
-"""What options are called, by version of the engine."""
+"""Which versions an image holds, and what options are called in which."""
 
 from __future__ import annotations
 
@@ -9,15 +9,38 @@ from packaging.version import InvalidVersion, Version
 
 from ..errors import EngineVersionError
 
-#: What this package was made and tested with.
-DEFAULT_LMCACHE = "0.5.6"
-DEFAULT_VLLM = "0.32.0"
+#: What this package was made and tested with, by the engine's package.
+NEWEST: Mapping[str, str] = {
+    "vllm": "0.32.0",
+    "lmcache": "0.5.6",
+    "sglang": "0.5.23",
+    "kvbm": "1.6.1",
+}
+
+#: What the packages are called by people.
+TITLES: Mapping[str, str] = {
+    "vllm": "vLLM",
+    "lmcache": "LMCache",
+    "sglang": "SGLang",
+    "kvbm": "Dynamo KVBM",
+}
 
 #: Name of the transfer buffer's size → first version of LMCache with that name, oldest first.
 BUFFER_OPTIONS: Mapping[str, str] = {
     "cufile_buffer_size": "0.3.0",
     "gds_buffer_size": "0.4.4",
 }
+
+#: The same for the number of threads that read and write for the GDS backend, among the options
+#: in extra_config (storage_backend/gds_backend.py; 0.5.1 knows both names, 0.5.2 only the later).
+IO_THREAD_OPTIONS: Mapping[str, str] = {
+    "gds_io_threads": "0.3.0",
+    "disk_io_threads": "0.5.1",
+}
+
+#: The first LMCache in which GPUDirect Storage is an option of its own; before, it is
+#: ``use_cufile`` in extra_config (storage_backend/gds_backend.py).
+FIRST_USE_GDS = "0.4.4"
 
 #: The first vLLM of those looked at that can be told to compute what could not be loaded
 #: (kv_load_failure_policy; absent in 0.12.0, and unknown fields are refused).
@@ -26,15 +49,44 @@ OLDEST_VLLM = "0.15.0"
 
 @attrs.frozen
 class Versions:
-    """What is in an image. None: not known."""
+    """What is in an image."""
 
-    vllm: str | None = None
-    lmcache: str | None = None
+    packages: Mapping[str, str] = attrs.field(factory=dict)
+    """Package → version. What is not here is not known."""
+    is_complete: bool = False
+    """Whether a package that is not among them is not in the image either."""
+
+    def of(self, package: str) -> str | None:
+        """None: not known."""
+        return self.packages.get(package)
+
+    def lacks(self, package: str) -> bool:
+        """Whether it is certain that the image has no such package."""
+        return self.is_complete and package not in self.packages
+
+    def release_of(self, package: str) -> Version:
+        """The release that counts; the newest where it is not known or no version."""
+        version = self.packages.get(package)
+        release = None if version is None else release_of(version)
+        return Version(NEWEST[package]) if release is None else release
+
+    def named(self, packages: tuple[str, ...]) -> str:
+        """Those of the packages that are known, for people."""
+        return " with ".join(
+            f"{TITLES[package]} {self.packages[package]}"
+            for package in packages
+            if package in self.packages
+        )
 
 
 def variable(option: str) -> str:
     """The environment variable of an option of LMCache."""
     return f"LMCACHE_{option.upper()}"
+
+
+#: The buffer's size in MiB, by every name it ever had. Each version knows one of them and ignores
+#: the others in silence.
+BUFFER_VARIABLES = tuple(variable(name) for name in BUFFER_OPTIONS)
 
 
 def release_of(version: str) -> Version | None:
@@ -49,6 +101,16 @@ def release_of(version: str) -> Version | None:
         return None
 
 
+def option_name(names: Mapping[str, str], release: Version) -> str:
+    """What a release calls an option.
+
+    Args:
+        names: name → first version with that name, oldest first.
+        release: not older than the first of them.
+    """
+    return [name for name, first in names.items() if release >= Version(first)][-1]
+
+
 def _release(engine: str, text: str, oldest: str) -> Version:
     release = release_of(text)
     if release is None:
@@ -60,17 +122,13 @@ def _release(engine: str, text: str, oldest: str) -> Version:
     return release
 
 
-def buffer_option(version: str) -> str:
-    """What a version of LMCache calls its transfer buffer.
-
-    Args:
-        version: such as ``0.4.3``.
+def check_lmcache(version: str) -> None:
+    """Whether a version of LMCache can be used.
 
     Raises:
-        EngineVersionError: the version is none, or too old to have one.
+        EngineVersionError: the version is none, or too old.
     """
-    release = _release("LMCache", version, min(BUFFER_OPTIONS.values(), key=Version))
-    return [name for name, first in BUFFER_OPTIONS.items() if release >= Version(first)][-1]
+    _release("LMCache", version, min(BUFFER_OPTIONS.values(), key=Version))
 
 
 def check_vllm(version: str) -> None:

@@ -88,6 +88,11 @@ class Geometry:
         """Whether some layers are recurrent."""
         return any(g.cache.state is not None for g in self.groups)
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether layers keep one compressed vector of a token for all heads (MLA)."""
+        return any(g.cache.kind is LayerKind.LATENT for g in self.groups)
+
     def per_gpu(self, parallel: Parallel) -> GpuShare:
         """What one GPU holds.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from ..engine.adapter import EngineAdapter
-from ..engine.lmcache_inprocess import CONFIG_VARIABLE
 from ..errors import DeclinedError
 from .session import Session
 from .start import EngineStart
@@ -18,11 +17,12 @@ def refuse_conflicts(session: Session, start: EngineStart, adapter: EngineAdapte
         DeclinedError: the message names what is in the way and what to do.
     """
     told = start.arguments
-    if CONFIG_VARIABLE in session.environ:
-        raise DeclinedError(
-            f"{CONFIG_VARIABLE} is already set, so the user's own LMCache configuration is left "
-            "alone; single options may be set as LMCACHE_* variables instead"
-        )
+    for variable in adapter.own_variables:
+        if variable in session.environ:
+            raise DeclinedError(
+                f"{variable} is already set, so the user's own configuration of KV cache is left "
+                "alone; remove it to let the plugin configure one"
+            )
     if told.connector:
         raise DeclinedError(
             f"{told.connector} is already given, so the user's own KV configuration is left "
@@ -30,23 +30,28 @@ def refuse_conflicts(session: Session, start: EngineStart, adapter: EngineAdapte
         )
     if told.lora:
         raise DeclinedError(
-            "--enable-lora is on, and LMCache's keys do not name the adapter, so one adapter "
-            "would be served another's cache"
+            "adapters (LoRA) are on, and no engine's keys say which weights an adapter has, so one "
+            "adapter would be served another's cache"
         )
     if told.computes_kv_scales:
         raise DeclinedError(
             "--calculate-kv-scales is on: each start computes its own scales, and blocks of an "
             "earlier start would be read with the wrong ones; use a checkpoint with scales"
         )
+    if not told.prefix_caching and adapter.needs_prefix_cache:
+        raise DeclinedError(
+            "prefix caching is off, and this engine keeps contexts in a folder only behind it; "
+            "leave it on"
+        )
     if told.block_size is not None and adapter.chunk_tokens % told.block_size:
         raise DeclinedError(
-            f"--block-size {told.block_size} does not divide LMCache's chunks of "
-            f"{adapter.chunk_tokens} tokens; choose a block size that does"
+            f"a block size of {told.block_size} does not divide the chunks of "
+            f"{adapter.chunk_tokens} tokens that {adapter.name} stores; choose one that does"
         )
     if told.data_parallel > 1 and not adapter.data_parallel:
         raise DeclinedError(
-            f"--data-parallel-size {told.data_parallel} starts several engines, and each would "
-            "start an LMCache server at the same port; start several replicas instead"
+            f"a data parallel size of {told.data_parallel} starts several engines, which would be "
+            f"in each other's way with {adapter.name}; start several replicas instead"
         )
 
 
@@ -60,8 +65,8 @@ def conflict_notes(start: EngineStart) -> tuple[str, ...]:
         )
     if start.lost:
         notes.append(
-            f"{shlex.join(start.lost)} from VLLM_* variables does not reach vLLM: the start "
-            'command is a shell\'s line without "$@"'
+            f"{shlex.join(start.lost)} from variables does not reach the engine: the start command "
+            'is a shell\'s line without "$@"'
         )
     if not told.prefix_caching:
         notes.append(

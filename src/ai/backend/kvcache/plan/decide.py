@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
-import yaml
 
-from ..engine.adapter import EngineAdapter, EngineRequest
+from ..engine.adapter import EngineRequest, Transport
 from ..engine.compatibility import refuse_incompatible, version_notes
-from ..engine.lmcache_inprocess import BUFFER_VARIABLES, LMCacheInProcess
-from ..engine.lmcache_mp import LMCacheMultiProcess
-from ..errors import DeclinedError, KVCacheError, StartCommandError
+from ..engine.select import select
+from ..errors import KVCacheError
 from ..folder.layout import namespace_directory
 from ..folder.prepare import prepare_namespace
-from ..model.parallel import Parallel
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
-from .budget import DEFAULT_UTILIZATION, Budget, GpuRequest, divide
 from .conflicts import conflict_notes, refuse_conflicts
 from .folder import find_folder
-from .model import Model, read_model
+from .memory import Context, divide_memory
+from .model import read_model
 from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Session
-from .start import ChangedStart, EngineStart, change_start, parallel_of, read_start
+from .start import change_start, parallel_of, read_start
 from .suitability import hybrid_note, refuse_geometry
-
-#: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
-FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
-
-VLLM_CONFIG_FILE = "vllm.yaml"
-
-#: The model under a path that is the same for all sessions, wherever it is mounted: LMCache's keys
-#: carry the path, and so do its file names, which may not become longer than 255 bytes.
-MODEL_LINK = "model"
+from .tell import FILES_DIRECTORY, add_by_hand, tell
 
 
 @attrs.frozen
@@ -57,70 +42,6 @@ class Preparation:
     """0: left as it is."""
 
 
-def _adapter_for(session: Session) -> EngineAdapter:
-    if session.gpus is None:
-        return LMCacheMultiProcess()
-    if session.gpus.device != "cuda":
-        raise DeclinedError(
-            f"the session has {session.gpus.device!r} accelerators; KV cache folders are known to "
-            "work with cuda GPUs and without any"
-        )
-    return LMCacheInProcess()
-
-
-def _user_buffer_bytes(environ: Mapping[str, str]) -> int | None:
-    for variable in BUFFER_VARIABLES:
-        value = environ.get(variable)
-        if value is None:
-            continue
-        if not value.isascii() or not value.isdigit() or int(value) == 0:
-            raise StartCommandError(f"{variable} = {value!r} is not a number of MiB")
-        return int(value) * MIB
-    return None
-
-
-def _divide_gpu(
-    session: Session, settings: Settings, start: EngineStart, model: Model,
-    adapter: EngineAdapter, parallel: Parallel,
-) -> Budget | None:  # fmt: skip
-    if session.gpus is None:
-        return None
-    told = start.arguments
-    pinned = told.gpu_memory_utilization
-    tokens = told.max_model_len or model.geometry.max_model_len
-    share = model.geometry.per_gpu(parallel)
-    return divide(
-        GpuRequest(
-            memory_bytes=session.gpus.memory_bytes,
-            weights_bytes=share.weights_bytes(model.weights.total_bytes),
-            context_bytes=share.sequence_bytes(tokens, hybrid=adapter.hybrid_manager),
-            context_tokens=tokens,
-            chunk_bytes=adapter.chunk_tokens * share.bytes_per_token_no_hybrid,
-            concurrent_transfers=settings.concurrent_transfers,
-            utilization=DEFAULT_UTILIZATION if pinned is None else Decimal(pinned),
-            pinned=pinned is not None,
-            buffer_bytes=_user_buffer_bytes(session.environ),
-        )
-    )
-
-
-def _budget_decisions(session: Session, start: EngineStart, budget: Budget) -> list[Decision]:
-    by_user = next((v for v in BUFFER_VARIABLES if v in session.environ), None)
-    pinned = start.arguments.gpu_memory_utilization is not None
-    return [
-        Decision(
-            "buffer",
-            gib(budget.buffer_bytes),
-            f"set by the user in {by_user}" if by_user else "staging for whole contexts",
-        ),
-        Decision(
-            "gpu_memory_utilization",
-            str(budget.utilization),
-            "set by the user" if pinned else "lowered by the buffer, which lies outside it",
-        ),
-    ]
-
-
 def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]:
     """(the size to give /dev/shm, or 0 to leave it; warnings)."""
     given = session.shared_memory_bytes
@@ -132,19 +53,6 @@ def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]
         f"/dev/shm is smaller than the {gib(needed)} that the engine may need; "
         f"start the session with --resource-opts shmem={needed // MIB}m",
     )
-
-
-def _add_by_hand(
-    session: Session, changed: ChangedStart | None, added: Sequence[str]
-) -> str | None:
-    """What the user has to run, where the plugin cannot change what is run."""
-    if changed is None:
-        return shlex.join(["vllm", "serve", "MODEL", *added])
-    return shlex.join(changed.command) if session.is_settled else None
-
-
-def _vllm_config(user: Mapping[str, Any], kv_transfer_config: Mapping[str, Any]) -> str:
-    return yaml.safe_dump({**user, "kv-transfer-config": dict(kv_transfer_config)}, sort_keys=False)
 
 
 def _keep_user_values(
@@ -159,15 +67,19 @@ def _keep_user_values(
 def _decide(session: Session, settings: Settings) -> Preparation:
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
-    adapter = _adapter_for(session)
-    versions = versions_of(session.image)
-    refuse_incompatible(adapter.name, versions)
+    versions = versions_of(session.image, start.program)
+    device = None if session.gpus is None else session.gpus.device
+    adapter = select(start.program, device, versions, settings.wish)
     refuse_conflicts(session, start, adapter)
     model = read_model(session, start)
     refuse_geometry(model.geometry)
+    refuse_incompatible(adapter, versions, latent_attention=model.geometry.is_latent)
     parallel, parallel_why = parallel_of(session, start)
-    budget = _divide_gpu(session, settings, start, model, adapter, parallel)
-    namespace = session_namespace(session, settings, start, model, adapter, parallel)
+    context = Context(
+        adapter, model, parallel, start.arguments.max_model_len or model.geometry.max_model_len
+    )
+    memory = divide_memory(session, settings, start, context)
+    namespace = session_namespace(session, settings, start, model, adapter, versions, parallel)
     storage = namespace_directory(folder.container_path, namespace.name)
     setup = adapter.setup(
         EngineRequest(
@@ -175,21 +87,20 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             files=FILES_DIRECTORY,
             session=session.kernel_id,
             hash_seed=namespace.hash_seed,
-            buffer_bytes=None if budget is None else budget.buffer_bytes,
+            versions=versions,
+            ranks=parallel.gpus,
+            on_gpus=session.gpus is not None,
+            buffer_bytes=None if memory.gpu is None else memory.gpu.buffer_bytes,
+            host_bytes=memory.host.size,
+            host_keeps=memory.host.keeps,
+            insists_on_gds=settings.wish.transport is Transport.GDS,
+            io_threads=settings.io_threads,
+            direct_io=settings.direct_io,
         )
     )
-    added = ["--config", str(FILES_DIRECTORY / VLLM_CONFIG_FILE)]
-    if budget and start.arguments.gpu_memory_utilization is None:
-        added += ["--gpu-memory-utilization", str(budget.utilization)]
+    told = tell(start, setup, memory.gpu, model)
     environment, kept = _keep_user_values(setup.environment, session.environ)
-    is_linked = start.command is not None and start.command.names_model
-    if is_linked and start.arguments.served_model_name is None:
-        # Clients go on calling it what they called it.
-        added = ["--served-model-name", start.arguments.model or str(model.path), *added]
-    changed = None
-    if start.command is not None:
-        link = str(FILES_DIRECTORY / MODEL_LINK) if is_linked else None
-        changed = change_start(session, start.command, added, link)
+    changed = change_start(session, start, told.arguments, told.model, told.run_by)
     shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
     prepare_namespace(
         folder.host_path, namespace, session.owner, session.kernel_id,
@@ -202,10 +113,11 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         storage=storage,
         namespace=namespace,
         adapter=adapter.name,
-        budget=budget,
+        budget=memory.gpu,
         environment=environment,
-        arguments=tuple(added),
-        add_by_hand=_add_by_hand(session, changed, added),
+        arguments=told.arguments,
+        add_by_hand=add_by_hand(session, start, changed, told),
+        metrics=setup.metrics,
         decisions=(
             Decision("folder", folder.name, folder_why),
             Decision(
@@ -218,7 +130,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
                 f"read from {model.config_name} as {model.geometry.model_type}",
             ),
             Decision("weights", gib(model.weights.total_bytes), model.weights.source),
-            *(_budget_decisions(session, start, budget) if budget else ()),
+            *memory.decisions,
             *kept,
             *(
                 (Decision("shared_memory", gib(shared_memory), "needed by the engine"),)
@@ -229,21 +141,18 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         warnings=(
             *model.geometry.warnings,
             *(() if adapter.hybrid_manager else hybrid_note(model.geometry)),
-            *(budget.notes if budget else ()),
+            *(memory.gpu.notes if memory.gpu else ()),
             *shared_memory_notes,
+            *setup.warnings,
             *conflict_notes(start),
-            *version_notes(versions),
+            *version_notes(adapter, versions),
         ),
     )
     return Preparation(
         plan=plan,
         environment={**environment, **(changed.environment if changed else {})},
-        files={
-            **setup.files,
-            VLLM_CONFIG_FILE: _vllm_config(start.config, setup.kv_transfer_config),
-            PLAN_FILE: plan_text(plan),
-        },
-        links={MODEL_LINK: str(model.path)} if is_linked else {},
+        files={**told.files, PLAN_FILE: plan_text(plan)},
+        links=told.links,
         start_command=None if changed is None or session.is_settled else changed.command,
         shared_memory_bytes=shared_memory,
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import attrs
+
 from ..engine.adapter import EngineAdapter
+from ..engine.command import Program
 from ..engine.versions import Versions
 from ..errors import DeclinedError
 from ..folder.namespace import Namespace, namespace_of
@@ -12,25 +17,42 @@ from .model import Model
 from .session import Image, Session
 from .start import EngineStart
 
-#: Image labels that say which engine is inside.
-ENGINE_VERSION_LABEL = "ai.backend.kvcache.engine-version"
-LMCACHE_VERSION_LABEL = "ai.backend.kvcache.lmcache-version"
+#: The labels by which an image says which engine is inside, in which version.
+_ENGINE_LABEL = "ai.backend.kvcache.engine-version"
+_LMCACHE_LABEL = "ai.backend.kvcache.lmcache-version"
+
+#: The package whose version the first of them says.
+_ENGINE_PACKAGES: Mapping[Program, str] = {
+    Program.VLLM: "vllm",
+    Program.SGLANG: "sglang",
+    Program.DYNAMO: "vllm",
+}
 
 
-def versions_of(image: Image) -> Versions:
-    """The engine's versions as the image's labels say them, else as they were found in it."""
-    return Versions(
-        vllm=image.labels.get(ENGINE_VERSION_LABEL, image.found.vllm),
-        lmcache=image.labels.get(LMCACHE_VERSION_LABEL, image.found.lmcache),
-    )
+def says_versions(image: Image) -> bool:
+    """Whether the image's labels say all that its files could."""
+    return {_ENGINE_LABEL, _LMCACHE_LABEL} <= image.labels.keys()
 
 
-def _versions(session: Session) -> dict[str, str]:
+def versions_of(image: Image, program: Program) -> Versions:
+    """The versions as the image's labels say them, else as they were found in it."""
+    said = {
+        package: image.labels[label]
+        for package, label in (
+            (_ENGINE_PACKAGES[program], _ENGINE_LABEL),
+            ("lmcache", _LMCACHE_LABEL),
+        )
+        if label in image.labels
+    }
+    return attrs.evolve(image.found, packages={**image.found.packages, **said})
+
+
+def _versions(session: Session, adapter: EngineAdapter, versions: Versions) -> dict[str, str]:
     """What wrote the blocks. An image that does not say is its own version."""
-    versions = versions_of(session.image)
-    if versions.vllm is None or versions.lmcache is None:
+    known = {package: versions.packages.get(package) for package in adapter.packages}
+    if None in known.values():
         return {"image": session.image.name}
-    return {"engine": versions.vllm, "lmcache": versions.lmcache}
+    return {package: str(version) for package, version in known.items()}
 
 
 def _sharing(session: Session, sharing: Sharing) -> dict[str, str | None]:
@@ -59,6 +81,7 @@ def session_namespace(
     start: EngineStart,
     model: Model,
     adapter: EngineAdapter,
+    versions: Versions,
     parallel: Parallel,
 ) -> Namespace:
     """The namespace in which a session's blocks mean what they say.
@@ -79,10 +102,10 @@ def session_namespace(
         "tensor_parallel": parallel.tensor,
         "pipeline_parallel": parallel.pipeline,
         "decode_context_parallel": parallel.decode_context,
-        "engine": "vllm",
-        "versions": _versions(session),
+        "engine": str(start.program),
+        "versions": _versions(session, adapter, versions),
         "sharing": _sharing(session, settings.sharing),
-        "storage_format": adapter.storage_format,
+        "storage_format": adapter.storage_format(versions),
         "chunk_tokens": adapter.chunk_tokens,
         "hash_algorithm": adapter.hash_algorithm,
         "user_settings": {

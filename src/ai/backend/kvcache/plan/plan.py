@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from ..engine.adapter import MetricsEndpoint
 from ..folder.namespace import Namespace
 from .budget import Budget
 
@@ -38,9 +39,10 @@ class Plan:
     budget: Budget | None = None
     environment: Mapping[str, str] = attrs.field(factory=dict)
     arguments: tuple[str, ...] = ()
-    """What is added to vLLM's command line."""
+    """What is added to the engine's command line."""
     add_by_hand: str | None = None
     """The command to run where the plugin could not add the arguments itself."""
+    metrics: tuple[MetricsEndpoint, ...] = ()
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -63,6 +65,7 @@ class Plan:
             "environment": dict(self.environment),
             "arguments": list(self.arguments),
             "add_by_hand": self.add_by_hand,
+            "metrics": [attrs.asdict(endpoint) for endpoint in self.metrics],
             "decisions": [attrs.asdict(d) for d in self.decisions],
             "warnings": list(self.warnings),
         }

@@ -75,6 +75,8 @@ class Session:
     owner: Owner
     shared_memory_bytes: int | None
     """The size of /dev/shm that the user asked for."""
+    memory_bytes: int | None = None
+    """The container's limit."""
     user_id: str | None = None
     project_id: str | None = None
     is_settled: bool = False

@@ -12,8 +12,16 @@ import attrs
 import xxhash
 
 from ..engine.adapter import EngineRequest, EngineSetup
-from ..engine.lmcache_inprocess import CONFIG_VARIABLE, LMCacheInProcess
-from ..engine.versions import DEFAULT_LMCACHE, DEFAULT_VLLM, check_vllm
+from ..engine.adapters.lmcache_gds import ADAPTER
+from ..engine.lmcache import CONFIG_VARIABLE
+from ..engine.versions import (
+    BUFFER_OPTIONS,
+    NEWEST,
+    Versions,
+    check_lmcache,
+    check_vllm,
+    variable,
+)
 from ..errors import DeclinedError, SizeError
 from ..folder.namespace import Namespace, namespace_of
 from ..model.fingerprint import fingerprint
@@ -31,6 +39,7 @@ from .budget import (
     divide,
     pool_bytes,
 )
+from .host import HostMemory, HostRequest, divide_host
 from .suitability import hybrid_note, refuse_geometry
 
 #: Assumed where nobody says how much memory a GPU has.
@@ -58,9 +67,9 @@ class SizingRequest:
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     context_tokens: int | None = None
     """The length of the contexts that are counted in the pool. None: max_model_len."""
-    chunk_tokens: int = LMCacheInProcess.chunk_tokens
-    lmcache_version: str = DEFAULT_LMCACHE
-    vllm_version: str = DEFAULT_VLLM
+    chunk_tokens: int = ADAPTER.chunk_tokens
+    lmcache_version: str = NEWEST["lmcache"]
+    vllm_version: str = NEWEST["vllm"]
 
 
 @attrs.frozen
@@ -99,7 +108,7 @@ class Sizing:
         """How many contexts of that length stay in the pool."""
         if self.budget is None:
             return self.resident_without
-        hybrid = LMCacheInProcess.hybrid_manager
+        hybrid = ADAPTER.hybrid_manager
         size = self.share.sequence_bytes(self.context_tokens, hybrid=hybrid)
         return self.budget.pool_bytes_after // size
 
@@ -125,7 +134,7 @@ class Sizing:
             *(("--max-model-len", str(asked.max_model_len)) if asked.max_model_len else ()),
             *(("--kv-cache-dtype", asked.kv_cache_dtype) if asked.kv_cache_dtype != "auto" else ()),
             *("--gpu-memory-utilization", str(self.budget.utilization)),
-            *("--kv-transfer-config", json.dumps(dict(self.setup.kv_transfer_config))),
+            *("--kv-transfer-config", json.dumps(self.setup.kv_transfer_config)),
         )
 
     @property
@@ -217,21 +226,42 @@ def _namespace(request: SizingRequest, geometry: Geometry) -> Namespace:
     })
 
 
-def _setup(request: SizingRequest, geometry: Geometry, budget: Budget) -> EngineSetup:
+def _host(request: SizingRequest, gpu: GpuRequest) -> HostMemory:
+    """The host memory of each GPU, as much as is of use."""
+    return divide_host(
+        ADAPTER.host_need,
+        HostRequest(
+            limit_bytes=None,
+            ranks=request.parallel.gpus,
+            context_bytes=gpu.context_bytes,
+            context_tokens=gpu.context_tokens,
+            chunk_bytes=gpu.chunk_bytes,
+        ),
+    )
+
+
+def _setup(
+    request: SizingRequest, geometry: Geometry, gpu: GpuRequest, budget: Budget
+) -> EngineSetup:
     namespace = _namespace(request, geometry)
-    setup = LMCacheInProcess().setup(
+    setup = ADAPTER.setup(
         EngineRequest(
             storage=Settings().mount_point / namespace.name,
             files=PurePosixPath("/"),
             session=namespace.name,
             hash_seed=namespace.hash_seed,
+            versions=Versions({"vllm": request.vllm_version, "lmcache": request.lmcache_version}),
+            ranks=request.parallel.gpus,
             buffer_bytes=budget.buffer_bytes,
-            lmcache_version=request.lmcache_version,
+            host_bytes=_host(request, gpu).size,
             chunk_tokens=request.chunk_tokens,
         )
     )
-    # Nobody has put a file anywhere; the variables say everything.
-    environment = {k: v for k, v in setup.environment.items() if k != CONFIG_VARIABLE}
+    # Nobody has put a file anywhere; the variables say everything, and the version is certain.
+    others = {variable(name) for name in BUFFER_OPTIONS if name not in setup.options}
+    environment = {
+        k: v for k, v in setup.environment.items() if k not in (CONFIG_VARIABLE, *others)
+    }
     return attrs.evolve(setup, environment=environment)
 
 
@@ -263,6 +293,7 @@ def size(request: SizingRequest) -> Sizing:
         SizeError: sizes contradict each other.
     """
     check_vllm(request.vllm_version)
+    check_lmcache(request.lmcache_version)
     model = request.model
     geometry = read_geometry(model.config, file=model.file, kv_cache_dtype=request.kv_cache_dtype)
     share = geometry.per_gpu(request.parallel)
@@ -272,7 +303,7 @@ def size(request: SizingRequest) -> Sizing:
         weights = model.weights or estimate_weights(model.config, model.file)
     tokens = request.max_model_len or geometry.max_model_len
     _check_context(tokens, request.context_tokens)
-    hybrid = LMCacheInProcess.hybrid_manager
+    hybrid = ADAPTER.hybrid_manager
     gpu = GpuRequest(
         memory_bytes=request.memory_bytes or ASSUMED_MEMORY_BYTES,
         weights_bytes=share.weights_bytes(weights.total_bytes),
@@ -290,6 +321,6 @@ def size(request: SizingRequest) -> Sizing:
     except DeclinedError as e:
         reasons = (str(e), *_notes(request, geometry))
         return Sizing(request, geometry, share, weights, gpu, None, None, reasons)
-    setup = _setup(request, geometry, budget)
+    setup = _setup(request, geometry, gpu, budget)
     reasons = (*budget.notes, *_notes(request, geometry))
     return Sizing(request, geometry, share, weights, gpu, budget, setup, reasons)

@@ -1,7 +1,8 @@
 """How a session's engine is going to be started, and how that start is changed.
 
-A session's user may have configured vLLM in four places: the start command, VLLM_* variables,
-VLLM_EXTRA_ARGS and a config file. They are read together here, and written back with ours added.
+A session's user may have configured the engine in four places: the start command, variables such
+as VLLM_TP_SIZE, VLLM_EXTRA_ARGS and a config file. They are read together here, and written back
+with ours added.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import attrs
 import yaml
 
 from ..beneath import open_file
-from ..engine.command import VllmCommand, find_vllm, without_config
-from ..engine.vllm import (
-    EXTRA_ARGS,
+from ..engine.arguments import (
+    EXTRA_ARGUMENTS,
+    Dialect,
     EngineArguments,
     arguments_of_config,
     environment_arguments,
+    extra_arguments,
     read_arguments,
 )
+from ..engine.command import EngineCommand, Program, find_engine, without_config
+from ..engine.sglang import SGLANG
+from ..engine.vllm import VLLM
 from ..errors import StartCommandError
 from ..model.parallel import Parallel
 from .session import Session
@@ -33,18 +38,25 @@ _MODEL_PATH_TOKEN = "{model_path}"
 
 _MAX_CONFIG_BYTES = 2**20
 
+_DIALECTS: Mapping[Program, Dialect] = {
+    Program.VLLM: VLLM,
+    Program.SGLANG: SGLANG,
+    Program.DYNAMO: VLLM,
+}
+
 
 @attrs.frozen
 class EngineStart:
-    """vLLM's start as the user wrote it."""
+    """The engine's start as the user wrote it."""
 
-    command: VllmCommand | None
-    """None: it is not certain that the start command runs vLLM."""
+    program: Program
+    command: EngineCommand | None
+    """None: it is not certain what the start command runs."""
     arguments: EngineArguments
     config: Mapping[str, Any]
     """The content of the user's own config file."""
     lost: tuple[str, ...] = ()
-    """Arguments from VLLM_* variables that the command does not hand on to vLLM."""
+    """Arguments from variables that the command does not hand on to the engine."""
 
 
 @attrs.frozen
@@ -61,8 +73,8 @@ def _read_config(session: Session, name: str) -> Mapping[str, Any]:
     located = session.locate(inside)
     if located is None:
         raise StartCommandError(
-            f"--config {name} lies in no mounted folder, so it cannot be merged with the plugin's, "
-            "and vLLM takes only one; put it into a mounted folder"
+            f"--config {name} lies in no mounted folder, so it cannot be read here; put it into a "
+            "mounted folder"
         )
     try:
         with os.fdopen(open_file(located.root, located.path), "rb") as file:
@@ -84,6 +96,15 @@ def _behind_model(arguments: Sequence[str], inserted: Sequence[str]) -> list[str
     return [*arguments[:cut], *inserted, *arguments[cut:]]
 
 
+def _program_of(session: Session, command: EngineCommand | None) -> Program:
+    """What runs in the session, if anything that is known does."""
+    if command is not None:
+        return command.program
+    # Somebody starts it by hand, or by a script.
+    found = session.image.found.packages
+    return Program.SGLANG if "sglang" in found and "vllm" not in found else Program.VLLM
+
+
 def read_start(session: Session) -> EngineStart:
     """Reads the engine's start from all places that have a say in it.
 
@@ -91,30 +112,31 @@ def read_start(session: Session) -> EngineStart:
         StartCommandError: something in it cannot be understood.
     """
     service = session.service
-    command = find_vllm(service.start_command) if service else None
-    options, extra = environment_arguments(session.environ)
+    command = find_engine(service.start_command) if service else None
+    program = _program_of(session, command)
+    dialect = _DIALECTS[program]
+    appended = environment_arguments(session.environ)
     model_path = str(service.model_path) if service else _MODEL_PATH_TOKEN
-    appended = (*options, *extra)
     found = command.arguments(appended, session.environ) if command else appended
-    lost = appended if command and not command.takes_appended else ()
+    lost = tuple(appended) if command and not command.takes_appended else ()
     written = [token.replace(_MODEL_PATH_TOKEN, model_path) for token in found]
-    arguments = read_arguments(written)
+    arguments = read_arguments(written, dialect)
     if arguments.config_file is None:
-        return EngineStart(command, arguments, {}, lost)
+        return EngineStart(program, command, arguments, {}, lost)
     config = _read_config(session, arguments.config_file)
-    arguments = read_arguments(_behind_model(written, arguments_of_config(config)))
-    return EngineStart(command, arguments, config, lost)
+    arguments = read_arguments(_behind_model(written, arguments_of_config(config)), dialect)
+    return EngineStart(program, command, arguments, config, lost)
 
 
 def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
     """(how the model is divided over GPUs, where that comes from).
 
-    It is what vLLM was told; where nobody knows how it will be started, one rank per GPU.
+    It is what the engine was told; where nobody knows how it will be started, one rank per GPU.
     """
     told = start.arguments
-    tensor, why = 1, "vLLM's default"
+    tensor, why = 1, "the engine's default"
     if told.tensor_parallel is not None:
-        tensor, why = told.tensor_parallel, "as vLLM is told"
+        tensor, why = told.tensor_parallel, "as the engine is told"
     elif start.command is None and session.gpus:
         tensor = max(1, session.gpus.count // told.pipeline_parallel)
         why = "assumed, one rank per GPU: no start command says it"
@@ -122,22 +144,36 @@ def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
 
 
 def change_start(
-    session: Session, command: VllmCommand, added: Sequence[str], model: str | None
-) -> ChangedStart:
-    """The start command with arguments added that name the plugin's config file.
+    session: Session,
+    start: EngineStart,
+    added: Sequence[str],
+    model: str | None,
+    run_by: PurePosixPath | None,
+) -> ChangedStart | None:
+    """The start command with arguments added.
 
-    The user's own config file is part of the plugin's, and vLLM takes only one, so the user's
-    ``--config`` is taken out wherever it stands.
+    Where a config file of the plugin's is among them, the user's own is part of it, and the engine
+    takes only one, so the user's ``--config`` is taken out wherever it stands.
 
     Args:
         session: whose environment may hold arguments too.
-        command: the user's.
+        start: the user's.
         added: put behind all others.
         model: what to serve in the place of the model that the command names. None: that one.
+        run_by: a script of the plugin's that has to run the command.
+
+    Returns:
+        None where it is not certain what the command runs.
     """
-    _, extra = environment_arguments(session.environ)
-    kept = without_config(extra)
+    if start.command is None:
+        return None
+    command = start.command.with_arguments(added, model)
+    environment: dict[str, str] = {}
+    for variable in EXTRA_ARGUMENTS if "--config" in added else ():
+        words = extra_arguments(session.environ, variable)
+        if (kept := without_config(words)) != words:
+            environment[variable] = shlex.join(kept)
     return ChangedStart(
-        command=command.with_arguments(added, model),
-        environment={EXTRA_ARGS: shlex.join(kept)} if kept != extra else {},
+        command=command if run_by is None else ("sh", str(run_by), *command),
+        environment=environment,
     )

@@ -14,7 +14,10 @@ from typing import Any
 import attrs
 import trafaret as t
 
-from ..errors import PolicyError
+from ..engine.adapter import Transport
+from ..engine.select import NAMES, Wish
+from ..errors import PolicyError, SizeError
+from ..sizes import parse_size
 
 
 class Sharing(StrEnum):
@@ -29,6 +32,9 @@ class Sharing(StrEnum):
     PROJECT = "project"
     USER = "user"
 
+
+#: The value of a setting that leaves the choice to the plugin.
+AUTO = "auto"
 
 #: One context is loaded while another is stored.
 DEFAULT_CONCURRENT_TRANSFERS = 2
@@ -47,6 +53,19 @@ class Settings:
     sharing: Sharing = Sharing.FOLDER
     """Whose sessions load each other's contexts from one folder."""
 
+    wish: Wish = attrs.field(factory=Wish)
+    """Which way of keeping KV cache is taken."""
+
+    cpu_tier_bytes: int | None = None
+    """Host memory of a session between GPU and folder. 0: no more than transfers need. None: a
+    part of the session's."""
+
+    io_threads: int | None = None
+    """Threads of each rank that read and write. None: the engine's own number."""
+
+    direct_io: bool | None = None
+    """Whether the page cache is passed by. None: as the engine does it by itself."""
+
 
 def _absolute_path(value: str) -> PurePosixPath:
     path = PurePosixPath(value)
@@ -55,12 +74,28 @@ def _absolute_path(value: str) -> PurePosixPath:
     return path
 
 
+def _size(value: str) -> int:
+    try:
+        return 0 if value == "off" else parse_size(value)
+    except SizeError as e:
+        raise t.DataError(f'must be "off" or a size such as 64GiB ({e})', value=value) from e
+
+
+def _unless_auto(check: Any) -> Any:
+    return (t.Atom(AUTO) >> (lambda _: None)) | check
+
+
 _settings_iv = t.Dict({
     t.Key("mount-point", to_name="mount_point", optional=True): t.String() & _absolute_path,
     t.Key("concurrent-transfers", to_name="concurrent_transfers", optional=True): t.ToInt(
         gte=1, lte=64
     ),
     t.Key("sharing", optional=True): t.Enum(*Sharing) & Sharing,
+    t.Key("connector", optional=True): _unless_auto(t.Enum(*NAMES)),
+    t.Key("transport", optional=True): _unless_auto(t.Enum(*Transport) & Transport),
+    t.Key("cpu-tier", to_name="cpu_tier_bytes", optional=True): _unless_auto(t.String() & _size),
+    t.Key("io-threads", to_name="io_threads", optional=True): _unless_auto(t.ToInt(gte=1, lte=256)),
+    t.Key("direct-io", to_name="direct_io", optional=True): _unless_auto(t.ToBool()),
 }).ignore_extra("*")
 # Backend.AI keeps keys of its own beside a plugin's, hence ignore_extra.
 
@@ -72,7 +107,9 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
         PolicyError: a value is out of its range; the message names key, value and remedy.
     """
     try:
-        return Settings(**_settings_iv.check(dict(config)))
+        checked = _settings_iv.check(dict(config))
+        wish = Wish(checked.pop("connector", None), checked.pop("transport", None))
+        return Settings(wish=wish, **checked)
     except t.DataError as e:
         problems = "; ".join(
             f"{key} = {config.get(key)!r}: {reason}" for key, reason in e.as_dict().items()

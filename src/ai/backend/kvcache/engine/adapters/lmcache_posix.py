@@ -1,0 +1,45 @@
+"""LMCache inside vLLM's own processes, with ordinary files (its ``fs://`` remote backend).
+
+What is loaded and stored goes through host memory, which therefore has to hold the longest context
+at once: LMCache waits for room without end (storage_backend/local_cpu_backend.py, allocate). With
+more than that, contexts stay in it as well.
+"""
+
+from __future__ import annotations
+
+from .. import lmcache
+from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..versions import Versions
+
+
+class LMCachePosix(EngineAdapter):
+    """For sessions with GPUs that are to take no GPU memory for transfers."""
+
+    name = "lmcache-posix"
+    packages = ("vllm", "lmcache")
+    chunk_tokens = lmcache.CHUNK_TOKENS
+    hash_algorithm = lmcache.HASH_ALGORITHM
+    hybrid_manager = False
+    data_parallel = True
+    host_need = HostNeed(contexts=1, chunks=lmcache.MIN_STAGED_CHUNKS)
+    key_variables = lmcache.KEY_VARIABLES
+    own_variables = (lmcache.CONFIG_VARIABLE,)
+
+    def storage_format(self, versions: Versions) -> str:
+        return "lmcache-fs"
+
+    def setup(self, request: EngineRequest) -> EngineSetup:
+        return lmcache.in_process(
+            request,
+            {
+                # Host and port mean nothing here, and LMCache insists on both
+                # (storage_backend/connector/__init__.py).
+                "remote_url": f"fs://localhost:0{request.storage}",
+                "remote_serde": "naive",
+                "local_cpu": request.host_keeps,
+                "max_local_cpu_size": lmcache.gibibytes(request.host_bytes),
+            },
+        )
+
+
+ADAPTER = LMCachePosix()

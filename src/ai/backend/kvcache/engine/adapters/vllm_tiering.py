@@ -1,0 +1,51 @@
+"""vLLM's own offloading: blocks in host memory, and in files behind it (``TieringOffloadingSpec``).
+
+It needs no further package. Its files are found again after a restart, carry no checksum and are
+never removed by it (vLLM, v1/kv_offload/tiering/fs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..versions import Versions
+
+
+class VllmTiering(EngineAdapter):
+    """For sessions with GPUs whose image has no LMCache, or where it is asked for."""
+
+    name = "vllm-tiering"
+    packages = ("vllm",)
+    # vLLM's blocks on GPUs, of which each becomes a file.
+    chunk_tokens = 16
+    hash_algorithm = "sha256"
+    hybrid_manager = True
+    data_parallel = False
+    # What is loaded goes through host memory.
+    host_need = HostNeed(contexts=1, is_shared=True, is_cache=True)
+    key_variables = ("PYTHONHASHSEED",)
+
+    def storage_format(self, versions: Versions) -> str:
+        return "vllm-fs-tier"
+
+    def setup(self, request: EngineRequest) -> EngineSetup:
+        tier: dict[str, Any] = {"type": "fs", "root_dir": str(request.storage)}
+        if request.io_threads is not None:
+            tier |= {"n_read_threads": request.io_threads, "n_write_threads": request.io_threads}
+        return EngineSetup(
+            environment={"PYTHONHASHSEED": str(request.hash_seed)},
+            kv_transfer_config={
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {
+                    "spec_name": "TieringOffloadingSpec",
+                    "cpu_bytes_to_use": request.host_bytes,
+                    "secondary_tiers": [tier],
+                },
+            },
+        )
+
+
+ADAPTER = VllmTiering()

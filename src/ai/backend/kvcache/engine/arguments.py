@@ -1,0 +1,243 @@
+"""Reads how an engine is really started, with the engine's own precedence.
+
+A later argument wins over an earlier one, the command line over the file that ``--config`` names,
+that file over the engine's defaults (vLLM, utils/argparse_utils.py, FlexibleArgumentParser; SGLang,
+srt/server_args_config_parser.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..errors import StartCommandError
+
+#: vLLM, utils/argparse_utils.py and engine/arg_utils.py, human_readable_int.
+_MULTIPLIERS: Mapping[str, int] = {
+    "": 1,
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+
+
+#: Backend.AI turns these into arguments of the model command, in this order and whatever engine it
+#: runs, before the words of EXTRA_ARGUMENTS (ai.backend.agent.legacy_inference_env).
+_ARGUMENTS_BY_ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_QUANTIZATION": "--quantization",
+    "VLLM_TP_SIZE": "--tensor-parallel-size",
+    "VLLM_PP_SIZE": "--pipeline-parallel-size",
+    "SGLANG_QUANTIZATION": "--quantization",
+    "SGLANG_TP_SIZE": "--tensor-parallel-size",
+    "SGLANG_PP_SIZE": "--pipeline-parallel-size",
+}
+
+EXTRA_ARGUMENTS = ("VLLM_EXTRA_ARGS", "SGLANG_EXTRA_ARGS")
+
+
+@attrs.frozen
+class Dialect:
+    """What one engine calls its options."""
+
+    values: Mapping[str, str]
+    """Option → field of EngineArguments that holds its value. "_" in options counts as "-"."""
+    value_changing: frozenset[str]
+    """Options that change what the layers compute or which layers there are, and so what a cached
+    block means."""
+    draft_options: frozenset[str]
+    """Of those, the ones that have a draft model run beside."""
+    flags: Mapping[str, tuple[str, bool]]
+    """Option whose presence says it all → the field it sets and to what. A field is False at first,
+    prefix caching is True."""
+    connectors: frozenset[str]
+    """Options that already say where KV cache goes; next to them nothing is added."""
+    ignores_config_with_equals: bool
+    """Whether ``--config=FILE`` is not noticed: option and value are looked for apart."""
+
+
+@attrs.frozen
+class EngineArguments:
+    """What an engine was told, as far as the KV cache depends on it. None: not said."""
+
+    model: str | None
+    served_model_name: str | None
+    """What clients call it; the first of several. None: as the model itself."""
+    config_file: str | None
+    ignored_config: str | None
+    """A ``--config=FILE`` in a form that the engine ignores."""
+    tensor_parallel: int | None
+    pipeline_parallel: int
+    decode_context_parallel: int
+    max_model_len: int | None
+    gpu_memory_utilization: str | None
+    dtype: str
+    kv_cache_dtype: str
+    value_changes: Mapping[str, str]
+    """Arguments that change what is computed, such as rope or quantization overrides."""
+    connector: str | None
+    """The option by which the user already configured a KV connector or offloading."""
+    block_size: int | None
+    data_parallel: int
+    hf_overrides: str | None
+    """JSON that changes the model's configuration."""
+    lora: bool
+    prefix_caching: bool
+    sleep_mode: bool
+    computes_kv_scales: bool
+    """Scales of an fp8 cache are computed from the first requests of each start."""
+    speculates: bool
+    """Whether a draft model runs beside."""
+
+
+def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
+    """The words of one of EXTRA_ARGUMENTS.
+
+    Raises:
+        StartCommandError: it has unbalanced quotes.
+    """
+    try:
+        return shlex.split(environ.get(variable, ""))
+    except ValueError as e:
+        raise StartCommandError(f"{variable} has unbalanced quotes: {e}") from e
+
+
+def environment_arguments(environ: Mapping[str, str]) -> list[str]:
+    """The arguments that Backend.AI makes of variables and puts behind the start command.
+
+    Raises:
+        StartCommandError: extra arguments have unbalanced quotes.
+    """
+    options = [
+        token
+        for name, option in _ARGUMENTS_BY_ENVIRONMENT.items()
+        if environ.get(name)
+        for token in (option, environ[name])
+    ]
+    return options + [w for name in EXTRA_ARGUMENTS for w in extra_arguments(environ, name)]
+
+
+def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
+    """A config file's content as the engine turns it into arguments; nested values stay opaque."""
+    arguments: list[str] = []
+    for key, value in config.items():
+        if value is False or value == []:
+            continue
+        arguments.append(f"--{key}")
+        if value is not True:
+            arguments.append(str(value))
+    return arguments
+
+
+def _option_and_value(token: str) -> tuple[str, str | None]:
+    option, equals, value = token.partition("=")
+    return option.replace("_", "-"), value if equals else None
+
+
+def _number(name: str, value: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
+    number = float(match[1]) * _MULTIPLIERS[match[2]] if match else 0
+    if number < 1:
+        raise StartCommandError(f"{name} {value!r} is not a positive number")
+    return int(number)
+
+
+def _utilization(option: str, value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        valid = 0 < float(value) <= 1
+    except ValueError:
+        valid = False
+    if not valid:
+        raise StartCommandError(f"{option} {value!r} is not between 0 and 1")
+    return value
+
+
+class _Values:
+    """The last value of each field, and by which option it was given."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, str]] = {}
+
+    def give(self, field: str, option: str, value: str) -> None:
+        self._given[field] = option, value
+
+    def text(self, field: str) -> str | None:
+        return self._given[field][1] if field in self._given else None
+
+    def option(self, field: str) -> str:
+        return self._given[field][0] if field in self._given else field
+
+    def number(self, field: str) -> int | None:
+        if field not in self._given:
+            return None
+        return _number(*self._given[field])
+
+    def length(self, field: str) -> int | None:
+        # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
+        return None if self.text(field) in ("auto", "-1") else self.number(field)
+
+
+def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
+    """Reads an engine's arguments, those of a config file first.
+
+    Raises:
+        StartCommandError: an option lacks its value, or the value cannot be understood.
+    """
+    values = _Values()
+    changes: dict[str, str] = {}
+    connector: str | None = None
+    ignored_config: str | None = None
+    flags = {"prefix_caching": True}
+    speculates = False
+    if arguments and not arguments[0].startswith("-"):
+        values.give("model", "the model", arguments[0])
+    for index, token in enumerate(arguments):
+        if not token.startswith("-"):
+            continue
+        option, value = _option_and_value(token)
+        if option == "--config" and value is not None and dialect.ignores_config_with_equals:
+            ignored_config = token
+            continue
+        if value is None and index + 1 < len(arguments):
+            value = arguments[index + 1]
+        if field := dialect.values.get(option):
+            if value is None:
+                raise StartCommandError(f"{option} lacks its value")
+            values.give(field, option, value)
+        if (whole := option.partition(".")[0]) in dialect.value_changing:
+            changes[option] = value or ""
+            speculates = speculates or whole in dialect.draft_options
+        elif whole in dialect.connectors:
+            connector = whole
+        elif option in dialect.flags:
+            field, state = dialect.flags[option]
+            flags[field] = state
+    return EngineArguments(
+        model=values.text("model"),
+        served_model_name=values.text("served_model_name"),
+        config_file=values.text("config"),
+        ignored_config=ignored_config,
+        tensor_parallel=values.number("tensor_parallel"),
+        pipeline_parallel=values.number("pipeline_parallel") or 1,
+        decode_context_parallel=values.number("decode_context_parallel") or 1,
+        max_model_len=values.length("max_model_len"),
+        gpu_memory_utilization=_utilization(
+            values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
+        ),
+        dtype=values.text("dtype") or "auto",
+        kv_cache_dtype=values.text("kv_cache_dtype") or "auto",
+        value_changes=changes,
+        connector=connector,
+        block_size=values.number("block_size"),
+        data_parallel=values.number("data_parallel") or 1,
+        hf_overrides=values.text("hf_overrides"),
+        lora=flags.get("lora", False),
+        prefix_caching=flags["prefix_caching"],
+        sleep_mode=flags.get("sleep_mode", False),
+        computes_kv_scales=flags.get("computes_kv_scales", False),
+        speculates=speculates,
+    )

@@ -1,0 +1,78 @@
+"""What the two adapters for LMCache inside vLLM's own processes have in common.
+
+LMCache reads its options from a file and then from the environment, which wins. Names that it does
+not know it ignores: with a warning in the file, in silence in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from .adapter import EngineRequest, EngineSetup
+from .versions import variable
+
+CONFIG_VARIABLE = "LMCACHE_CONFIG_FILE"
+CONFIG_FILE = "lmcache.yaml"
+
+CHUNK_TOKENS = 256
+
+#: The default, Python's own hash, differs between vLLM's scheduler and worker processes and has
+#: 64 bits only.
+HASH_ALGORITHM = "sha256_cbor"
+
+KEY_VARIABLES = (
+    "LMCACHE_CHUNK_SIZE",
+    "LMCACHE_PRE_CACHING_HASH_ALGORITHM",
+    "PYTHONHASHSEED",
+)
+
+#: Of what is staged in host memory, fewer chunks than this make every transfer a queue.
+MIN_STAGED_CHUNKS = 64
+
+
+def gibibytes(size: int) -> float:
+    """LMCache's unit, which it calls GB (storage_backend/local_cpu_backend.py)."""
+    return size / 2**30
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def in_process(
+    request: EngineRequest, options: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> EngineSetup:
+    """A setup of vLLM with ``LMCacheConnectorV1``.
+
+    Args:
+        request: where and with which seed.
+        options: by their names in LMCache's configuration.
+        variables: what is said in the environment only.
+    """
+    options = {
+        "chunk_size": request.chunk_tokens or CHUNK_TOKENS,
+        "pre_caching_hash_algorithm": HASH_ALGORITHM,
+        # A chunk that is not full has another name when it has grown.
+        "save_unfull_chunk": False,
+        **options,
+    }
+    return EngineSetup(
+        environment={
+            # A user's variable wins over the file, so it also has to be what ours win over.
+            **{variable(name): _text(value) for name, value in options.items()},
+            **(variables or {}),
+            CONFIG_VARIABLE: str(request.files / CONFIG_FILE),
+            "PYTHONHASHSEED": str(request.hash_seed),
+        },
+        files={CONFIG_FILE: yaml.safe_dump(options)},
+        kv_transfer_config={
+            "kv_connector": "LMCacheConnectorV1",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        },
+        options=options,
+    )

@@ -1,0 +1,106 @@
+"""Which adapter a session gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import attrs
+from packaging.version import Version
+
+from ..errors import DeclinedError
+from .adapter import EngineAdapter, Transport
+from .command import Program
+from .versions import TITLES, Versions, release_of
+
+
+@attrs.frozen
+class Way:
+    """When an adapter may be taken."""
+
+    program: Program
+    device: str | None
+    """Backend.AI's name of the GPUs' kind. None: no GPUs."""
+    adapter: str
+    """The adapter's name, and its module's with "_" for "-"."""
+    transport: Transport
+    needs: Mapping[str, str]
+    """Package → oldest version."""
+    only_by_name: bool = False
+    """Never taken unless it is asked for."""
+
+
+#: The first that fits is taken. Tiers of vLLM's own are new in 0.22.0 (v1/kv_offload/tiering).
+WAYS = (
+    Way(Program.VLLM, "cuda", "lmcache-gds", Transport.GDS, {"lmcache": "0.3.0"}),
+    Way(Program.VLLM, "cuda", "lmcache-posix", Transport.POSIX, {"lmcache": "0.3.0"}),
+    Way(Program.VLLM, "cuda", "vllm-tiering", Transport.POSIX, {"vllm": "0.22.0"}),
+    Way(Program.VLLM, "cuda", "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}, True),
+    Way(Program.VLLM, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}, True),
+    Way(Program.VLLM, None, "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}),
+    Way(Program.SGLANG, "cuda", "sglang-hicache", Transport.POSIX, {"sglang": "0.5.0"}),
+    Way(Program.DYNAMO, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}),
+)
+
+#: What people may name.
+NAMES = tuple(dict.fromkeys(way.adapter for way in WAYS))
+
+
+@attrs.frozen
+class Wish:
+    """What is asked for by name. None: whatever fits."""
+
+    adapter: str | None = None
+    transport: Transport | None = None
+
+
+def adapter_named(name: str) -> EngineAdapter:
+    """The adapter of that name, whose module is read only now."""
+    module = import_module(f".adapters.{name.replace('-', '_')}", __package__)
+    adapter: EngineAdapter = module.ADAPTER
+    return adapter
+
+
+def _obstacle(way: Way, versions: Versions) -> str | None:
+    """Why the image does not fit; None where it does, or nothing is known against it."""
+    for package, oldest in way.needs.items():
+        if versions.lacks(package):
+            return f"the image has no {TITLES[package]}"
+        version = versions.of(package)
+        release = None if version is None else release_of(version)
+        if release is not None and release < Version(oldest):
+            return f"{TITLES[package]} {version} is too old, {oldest} or later is needed"
+    return None
+
+
+def select(program: Program, device: str | None, versions: Versions, wish: Wish) -> EngineAdapter:
+    """The first adapter that fits.
+
+    Raises:
+        DeclinedError: none does; the message says why for each that could have been meant.
+    """
+    running = [way for way in WAYS if way.program is program and way.device == device]
+    if not running:
+        on = "without GPUs" if device is None else f"on {device!r} accelerators"
+        raise DeclinedError(f"KV cache folders are not known to work for {program} {on}")
+    wanted = [
+        way
+        for way in running
+        if (way.adapter == wish.adapter if wish.adapter else not way.only_by_name)
+        and wish.transport in (None, way.transport)
+    ]
+    if not wanted:
+        asked = ", ".join(
+            f"{name} = {value}"
+            for name, value in (("connector", wish.adapter), ("transport", wish.transport))
+            if value
+        )
+        possible = ", ".join(f"{way.adapter} ({way.transport})" for way in running)
+        raise DeclinedError(
+            f"{asked} does not go with this session, which runs {program}; it can have {possible}"
+        )
+    obstacles = [(way, _obstacle(way, versions)) for way in wanted]
+    for way, obstacle in obstacles:
+        if obstacle is None:
+            return adapter_named(way.adapter)
+    raise DeclinedError("; ".join(f"no {way.adapter}: {obstacle}" for way, obstacle in obstacles))

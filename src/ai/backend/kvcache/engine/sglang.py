@@ -1,0 +1,45 @@
+"""What SGLang calls its options."""
+
+from __future__ import annotations
+
+from .arguments import Dialect
+
+SGLANG = Dialect(
+    values={
+        "--config": "config",
+        "--context-length": "max_model_len",
+        "--data-parallel-size": "data_parallel",
+        "--dp-size": "data_parallel",
+        "--dtype": "dtype",
+        "--json-model-override-args": "hf_overrides",
+        "--kv-cache-dtype": "kv_cache_dtype",
+        "--mem-fraction-static": "gpu_memory_utilization",
+        "--model": "model",
+        "--model-path": "model",
+        "--page-size": "block_size",
+        "--pipeline-parallel-size": "pipeline_parallel",
+        "--pp-size": "pipeline_parallel",
+        "--served-model-name": "served_model_name",
+        "--tensor-parallel-size": "tensor_parallel",
+        "--tp-size": "tensor_parallel",
+    },
+    value_changing=frozenset({
+        "--json-model-override-args",
+        "--load-format",
+        "--quantization",
+        "--speculative-algorithm",
+        "--speculative-draft-model-path",
+    }),
+    draft_options=frozenset({"--speculative-algorithm", "--speculative-draft-model-path"}),
+    flags={
+        "--disable-radix-cache": ("prefix_caching", False),
+        "--enable-lora": ("lora", True),
+        "--lora-paths": ("lora", True),
+    },
+    connectors=frozenset({
+        "--enable-hierarchical-cache",
+        "--enable-lmcache",
+        "--hicache-storage-backend",
+    }),
+    ignores_config_with_equals=False,
+)

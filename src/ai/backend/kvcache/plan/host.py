@@ -1,0 +1,92 @@
+"""How much of a session's host memory goes between the engine and the folder.
+
+A container that exceeds its memory is killed, so what the engine itself takes is not reckoned to
+the last byte: a quarter of the limit is taken and three are left alone, to the engine's processes,
+the page cache of its weights and whatever else runs there.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ..engine.adapter import HostNeed
+from ..errors import DeclinedError
+from ..sizes import GIB, gib
+
+#: What part of a session's memory limit is taken.
+_PART = 4
+
+
+@attrs.frozen
+class HostRequest:
+    """What the division is computed from."""
+
+    limit_bytes: int | None
+    """Of the whole session. None: not known."""
+    ranks: int
+    context_bytes: int
+    """Of the longest context, on one rank."""
+    context_tokens: int
+    chunk_bytes: int
+    """On one rank."""
+    total_bytes: int | None = None
+    """For the whole session, as the settings say it. None: a part of the limit."""
+    may_keep: bool = True
+    """Whether contexts may stay in the memory, where there is room for that."""
+
+
+@attrs.frozen
+class HostMemory:
+    """What one rank gets, or all together where they share it."""
+
+    size: int
+    """In bytes."""
+    pools: int
+    """How many there are of that size."""
+    keeps: bool
+    """Whether contexts stay in it."""
+    why: str
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _available(need: HostNeed, request: HostRequest, pools: int, least: int) -> tuple[int, str]:
+    """(bytes of one pool, where they come from)."""
+    if request.total_bytes is not None:
+        return request.total_bytes // pools, "as the settings say"
+    if request.limit_bytes is not None:
+        part = request.limit_bytes // _PART // pools
+        return part, f"a quarter of the session's {gib(request.limit_bytes)}"
+    return max(least, need.most_bytes or 0), "assumed, since the session's limit is not known"
+
+
+def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
+    """The host memory that an adapter gets.
+
+    Raises:
+        DeclinedError: it is too little for it.
+    """
+    pools, of_ranks = (1, request.ranks) if need.is_shared else (request.ranks, 1)
+    context = of_ranks * request.context_bytes
+    wanted = need.contexts * context + need.chunks * of_ranks * request.chunk_bytes
+    least = _round_up(max(wanted, 1), need.unit_bytes)
+    available, why = _available(need, request, pools, least)
+    if available < least:
+        remedy = (
+            "raise cpu-tier"
+            if request.total_bytes is not None
+            else f"start the session with {-(-least * pools * _PART // GIB)} GiB of memory"
+        )
+        raise DeclinedError(
+            f"transfers between GPU and folder take {gib(least * pools)} of host memory for "
+            f"contexts of {request.context_tokens} tokens, and there are {gib(available * pools)} "
+            f"({why}); {remedy} or lower --max-model-len"
+        )
+    if need.most_bytes is not None:
+        size, keeps = min(available, max(need.most_bytes, least)), False
+    else:
+        keeps = request.may_keep and (need.is_cache or available >= least + context)
+        size = available if keeps else least
+    return HostMemory(size // need.unit_bytes * need.unit_bytes, pools, keeps, why)
