@@ -12,6 +12,7 @@ from devcluster.image import engine_image
 from devcluster.models import FUNCTION_MODEL, make_tiny_model
 
 from .engine_container import started
+from .oracle import Oracle
 
 _LOG_LINES = 60
 
@@ -20,6 +21,12 @@ _LOG_LINES = 60
 def image() -> str:
     """The CPU engine image. Making it for the first time takes some minutes."""
     return engine_image(Path(sys.executable))
+
+
+@pytest.fixture(scope="session")
+def ask(image: str) -> Oracle:
+    """Asks an engine's own code in the engine image."""
+    return Oracle(image)
 
 
 @pytest.fixture(scope="session")

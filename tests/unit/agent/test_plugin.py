@@ -61,6 +61,7 @@ class TestSessionWithKVCache:
         assert plan["kv_cache"] is True
         assert plan["kernel_id"] == kernel.context.kernel_id
         assert start_command(kernel) == [
+            "sh", "/home/config/kvcache/with-server.sh",
             "vllm", "serve", "/home/config/kvcache/model", "--served-model-name", "/models",
             "--config", "/home/config/kvcache/vllm.yaml",
         ]  # fmt: skip

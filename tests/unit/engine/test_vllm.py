@@ -40,6 +40,8 @@ class TestReadArguments:
             ["--tensor_parallel_size=8"],
             ["-tp", "8"],
             ["-tp=8"],
+            ["--tensor-par", "8"],
+            ["--tensor_par=8"],
         ],
     )
     def test_spellings(self, spelling: list[str]) -> None:

@@ -9,10 +9,14 @@ import attrs
 import pytest
 import yaml
 
+from ai.backend.kvcache.engine.adapter import Transport
+from ai.backend.kvcache.engine.select import Wish
+from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.catalog import find_in_catalog
 from ai.backend.kvcache.plan.decide import Preparation, prepare
 from ai.backend.kvcache.plan.folder import asks_for_kv_cache
+from ai.backend.kvcache.plan.plan import Decision
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.policy.settings import Settings, Sharing
 
@@ -75,6 +79,9 @@ def make(kv_folder: Path, model: Path) -> SessionMaker:
     return make_session
 
 
+#: What a session without GPUs is run by.
+RUN_BY = ("sh", "/home/config/kvcache/with-server.sh")
+
 EIGHT_GPUS = Gpus("cuda", 8, 80 * GIB)
 
 
@@ -124,15 +131,15 @@ class TestOnCpus:
         transfer = vllm_config(preparation)["kv-transfer-config"]
         assert transfer["kv_connector"] == "LMCacheMPConnector"
         assert transfer["kv_load_failure_policy"] == "recompute"
-        server = transfer["kv_connector_extra_config"]["lmcache.mp.autostart.server_args"]
+        server = preparation.files["with-server.sh"]
         assert f'"base_path": "/kvcache/ns/{plan.namespace.name}"' in server
         assert preparation.shared_memory_bytes == 2 * GIB
 
     def test_start_command(self, make: SessionMaker) -> None:
         preparation = prepare(make(), SETTINGS)
         assert preparation.start_command == (
-            "vllm", "serve", "/home/config/kvcache/model", "--served-model-name", "/models",
-            "--config", "/home/config/kvcache/vllm.yaml",
+            *RUN_BY, "vllm", "serve", "/home/config/kvcache/model",
+            "--served-model-name", "/models", "--config", "/home/config/kvcache/vllm.yaml",
         )  # fmt: skip
         assert preparation.links == {"model": "/models"}
         assert preparation.plan.add_by_hand is None
@@ -507,6 +514,182 @@ class TestFaults:
         assert "unbalanced quotes" in reason(prepare(session, SETTINGS))
 
 
+def found(**packages: str) -> Image:
+    """An image whose files were looked at."""
+    return Image("local/stable/engine:1", {}, Versions(packages, is_complete=True))
+
+
+SGLANG = found(sglang="0.5.23")
+
+
+def sglang(*arguments: str) -> Service:
+    command = ("python3", "-m", "sglang.launch_server", "--model-path", "{model_path}")
+    return Service((*command, *arguments), PurePosixPath("/models"))
+
+
+class TestOtherWays:
+    """The reference model on eight GPUs of 80 GiB: 11 GiB a context and GPU, 1 TiB of memory."""
+
+    @pytest.fixture
+    def on_gpus(self, make: SessionMaker) -> SessionMaker:
+        def make_session(**changes: Any) -> Session:
+            session = make(gpus=EIGHT_GPUS, service=serve("-tp", "8"), memory_bytes=1024 * GIB)
+            return attrs.evolve(session, **changes)
+
+        return make_session
+
+    def test_ordinary_files(self, on_gpus: SessionMaker) -> None:
+        settings = Settings(wish=Wish(transport=Transport.POSIX))
+        preparation = prepare(on_gpus(), settings)
+        assert preparation.plan.adapter == "lmcache-posix"
+        assert preparation.plan.budget is None
+        storage = preparation.plan.storage
+        assert preparation.environment["LMCACHE_REMOTE_URL"] == f"fs://localhost:0{storage}"
+        assert preparation.environment["LMCACHE_LOCAL_CPU"] == "True"
+        # A quarter of 1,024 GiB for eight ranks.
+        assert preparation.environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "32.0"
+        assert preparation.start_command is not None
+        assert "--gpu-memory-utilization" not in preparation.start_command
+
+    def test_host_memory_for_transfers_only(self, on_gpus: SessionMaker) -> None:
+        settings = Settings(wish=Wish(transport=Transport.POSIX), cpu_tier_bytes=0)
+        environment = prepare(on_gpus(), settings).environment
+        assert environment["LMCACHE_LOCAL_CPU"] == "False"
+        # 262,144 tokens x 45,056 B = 11 GiB, and 64 chunks of 256 x 45,056 B = 704 MiB.
+        assert environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "11.6875"
+
+    def test_too_little_host_memory(self, on_gpus: SessionMaker) -> None:
+        settings = Settings(wish=Wish(transport=Transport.POSIX))
+        assert "of host memory" in reason(prepare(on_gpus(memory_bytes=256 * GIB), settings))
+
+    def test_vllms_own_where_lmcache_is_missing(self, on_gpus: SessionMaker) -> None:
+        preparation = prepare(on_gpus(image=found(vllm="0.32.0")), SETTINGS)
+        assert preparation.plan.adapter == "vllm-tiering"
+        assert vllm_config(preparation)["kv-transfer-config"] == {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "spec_name": "TieringOffloadingSpec",
+                "cpu_bytes_to_use": 256 * GIB,
+                "block_size": 256,
+                "secondary_tiers": [{"type": "fs", "root_dir": str(preparation.plan.storage)}],
+            },
+        }
+        # The host memory lies in /dev/shm, with 1 GiB for the rest.
+        assert preparation.shared_memory_bytes == 257 * GIB
+
+    def test_sglang(self, on_gpus: SessionMaker) -> None:
+        session = on_gpus(image=SGLANG, service=sglang("--tp", "8"))
+        preparation = prepare(session, SETTINGS)
+        plan = preparation.plan
+        assert plan.adapter == "sglang-hicache"
+        assert preparation.environment == {
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(plan.storage)
+        }
+        assert preparation.start_command == (
+            *("python3", "-m", "sglang.launch_server", "--model-path"),
+            *("/home/config/kvcache/model", "--tp", "8", "--served-model-name", "/models"),
+            *("--enable-hierarchical-cache", "--hicache-storage-backend", "file"),
+            # A quarter of 1,024 GiB for eight, in units of 10^9 bytes.
+            *("--hicache-size", "34", "--hicache-write-policy", "write_through"),
+            *("--page-size", "64", "--enable-metrics"),
+        )
+        assert list(preparation.files) == ["plan.json"]
+
+    def test_sglangs_own_config_file_stays(self, on_gpus: SessionMaker, model: Path) -> None:
+        (model / "mine.yaml").write_text("tp-size: 8\npage-size: 32\n")
+        session = on_gpus(image=SGLANG, service=sglang("--config", "mine.yaml"))
+        preparation = prepare(session, SETTINGS)
+        assert preparation.start_command is not None
+        assert preparation.start_command[5:7] == ("--config", "mine.yaml")
+        assert "--page-size" not in preparation.start_command
+        assert Decision("tensor_parallel", 8, "as the engine is told") in preparation.plan.decisions
+
+    @pytest.mark.parametrize(
+        ("arguments", "because"),
+        [
+            (("--disable-radix-cache",), "prefix caching is off"),
+            (("--enable-hicache",), "--enable-hicache is already given"),
+            (("--page-size", "48"), "a block size of 48 does not divide"),
+            (("--served-model-name", "n" * 161), "give a shorter --served-model-name"),
+            (("--dp-size", "2"), "data parallel size of 2"),
+            (("--lora-paths", "a=/a"), "LoRA"),
+        ],
+    )
+    def test_what_sglang_cannot_have(
+        self, on_gpus: SessionMaker, arguments: tuple[str, ...], because: str
+    ) -> None:
+        session = on_gpus(image=SGLANG, service=sglang("--tp", "8", *arguments))
+        assert because in reason(prepare(session, SETTINGS))
+
+    def test_sglang_is_not_started_where_it_would_refuse(self, on_gpus: SessionMaker) -> None:
+        session = on_gpus(
+            image=SGLANG,
+            service=sglang("--tp", "8", "--context-length", "1024"),
+            memory_bytes=21 * GIB,
+        )
+        assert "needs 20 GiB" in reason(prepare(session, SETTINGS))
+
+    def test_dynamo(self, on_gpus: SessionMaker) -> None:
+        command = ("python3", "-m", "dynamo.vllm", "--model", "/models", "-tp", "8")
+        session = on_gpus(
+            image=found(vllm="0.31.0", kvbm="1.6.1"),
+            service=Service(command, PurePosixPath("/models")),
+        )
+        preparation = prepare(session, SETTINGS)
+        assert preparation.plan.adapter == "dynamo-kvbm"
+        environment = preparation.environment
+        # A quarter of 1,024 GiB in units of 10^9 bytes, and four times that on disk.
+        assert environment["DYN_KVBM_CPU_CACHE_GB"] == "274"
+        assert environment["DYN_KVBM_DISK_CACHE_GB"] == "1096"
+        assert environment["DYN_KVBM_DISK_CACHE_DIR"] == str(preparation.plan.storage)
+        assert preparation.start_command is not None
+        assert preparation.start_command[-2:] == ("--config", "/home/config/kvcache/vllm.yaml")
+        transfer = vllm_config(preparation)["kv-transfer-config"]
+        assert transfer["kv_connector"] == "DynamoConnector"
+        assert "forgets everything" in " ".join(preparation.plan.warnings)
+
+    def test_engine_that_nobody_starts_yet(self, on_gpus: SessionMaker) -> None:
+        preparation = prepare(on_gpus(image=SGLANG, service=None), SETTINGS)
+        assert preparation.plan.adapter == "sglang-hicache"
+        assert str(preparation.plan.add_by_hand).startswith(
+            "python3 -m sglang.launch_server --model-path MODEL --enable-hierarchical-cache"
+        )
+
+    def test_labels_say_what_runs(self, on_gpus: SessionMaker) -> None:
+        labels = {
+            "ai.backend.kvcache.engine": "sglang",
+            "ai.backend.kvcache.engine-version": "0.5.23",
+        }
+        image = Image("local/stable/sglang:1", labels)
+        plan = prepare(on_gpus(image=image, service=None), SETTINGS).plan
+        assert plan.adapter == "sglang-hicache"
+        assert not any("does not say its versions" in warning for warning in plan.warnings)
+
+    def test_ways_have_namespaces_of_their_own(self, on_gpus: SessionMaker) -> None:
+        wishes = ("lmcache-gds", "lmcache-posix", "lmcache-mp", "vllm-tiering")
+        plans = [prepare(on_gpus(), Settings(wish=Wish(name))).plan for name in wishes]
+        assert [plan.adapter for plan in plans] == list(wishes)
+        assert len({plan.namespace and plan.namespace.name for plan in plans}) == len(wishes)
+
+    def test_data_parallel_engines_share_the_memory(self, on_gpus: SessionMaker) -> None:
+        one = on_gpus(service=serve("-tp", "4"), memory_bytes=64 * GIB)
+        two = on_gpus(service=serve("-tp", "4", "-dp", "2"), memory_bytes=64 * GIB)
+        # A quarter of 64 GiB for four ranks, and for eight.
+        sizes = [
+            prepare(session, SETTINGS).environment["LMCACHE_MAX_LOCAL_CPU_SIZE"]
+            for session in (one, two)
+        ]
+        assert sizes == ["4.0", "2.0"]
+
+    def test_metrics_of_the_server(self, make: SessionMaker) -> None:
+        (metrics,) = prepare(make(), SETTINGS).plan.to_json()["metrics"]
+        assert metrics["name"] == "lmcache-server"
+        assert metrics["host"].startswith("127.")
+        assert metrics["path"] == "/metrics"
+
+
 class TestUncertainCommand:
     @pytest.mark.parametrize(
         "command",
@@ -516,7 +699,8 @@ class TestUncertainCommand:
         preparation = prepare(make(service=Service(command, PurePosixPath("/models"))), SETTINGS)
         assert preparation.start_command is None
         assert preparation.plan.add_by_hand == (
-            "vllm serve MODEL --config /home/config/kvcache/vllm.yaml"
+            "sh /home/config/kvcache/with-server.sh vllm serve MODEL "
+            "--config /home/config/kvcache/vllm.yaml"
         )
 
     def test_shells_line_is_completed(self, make: SessionMaker) -> None:
@@ -540,8 +724,8 @@ class TestUncertainCommand:
         assert preparation.start_command is None
         assert preparation.shared_memory_bytes == 0
         assert preparation.plan.add_by_hand == (
-            "vllm serve /home/config/kvcache/model --served-model-name /models "
-            "--config /home/config/kvcache/vllm.yaml"
+            "sh /home/config/kvcache/with-server.sh vllm serve /home/config/kvcache/model "
+            "--served-model-name /models --config /home/config/kvcache/vllm.yaml"
         )
         assert "shmem=2048m" in preparation.plan.warnings[0]
 
@@ -565,7 +749,7 @@ class TestModelLink:
         preparation = prepare(make(service=service), SETTINGS)
         assert preparation.links == {"model": link}
         assert preparation.start_command is not None
-        assert preparation.start_command[2 : 2 + len(command)] == command
+        assert preparation.start_command[4 : 4 + len(command)] == command
 
     def test_folder_in_the_folder(self, make: SessionMaker, model: Path, data: Path) -> None:
         write_model(model / "deep", data / "models/llama-3.1-8b.config.json")
@@ -573,7 +757,7 @@ class TestModelLink:
         preparation = prepare(make(service=service), SETTINGS)
         assert preparation.links == {"model": "/models/deep"}
         assert preparation.start_command is not None
-        assert preparation.start_command[3:5] == ("--served-model-name", "/models/deep")
+        assert preparation.start_command[5:7] == ("--served-model-name", "/models/deep")
 
     def test_clients_name_stays(self, make: SessionMaker) -> None:
         command = prepare(

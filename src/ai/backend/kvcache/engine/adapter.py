@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ..sizes import MIB
+from ..sizes import GIB, MIB
 from .versions import Versions
+
+#: What vLLM's processes exchange through /dev/shm, where something else lies there too; Docker's
+#: 64 MiB are too few.
+SHARED_BESIDES_BYTES = GIB
 
 
 class Transport(StrEnum):
@@ -47,6 +51,8 @@ class EngineRequest:
     """Whether contexts stay in the host memory, where it is not for staging only."""
     chunk_tokens: int | None = None
     """None: the adapter's own."""
+    block_tokens: int | None = None
+    """The size of the engine's blocks that the user chose. None: the engine's own, or ours."""
     insists_on_gds: bool = False
     """Whether GPUDirect Storage is wanted even where the engine would leave it off by itself."""
     io_threads: int | None = None
@@ -60,8 +66,9 @@ class MetricsEndpoint:
     """Where metrics come from besides the engine's own port."""
 
     name: str
+    host: str
+    """A loopback address, seen inside of the container only."""
     port: int
-    """On the container's own loopback address."""
     path: str = "/metrics"
 
 
@@ -102,6 +109,8 @@ class HostNeed:
     """Whether it is one memory for all ranks of the session."""
     is_cache: bool = False
     """Whether the engine keeps contexts in it whatever its size."""
+    leave_bytes: int = 0
+    """What has to be left of the session's memory besides, or the engine does not start."""
 
 
 class EngineAdapter(ABC):
@@ -121,6 +130,9 @@ class EngineAdapter(ABC):
     """Whether several engines of one session can use it at the same time."""
     needs_prefix_cache: ClassVar[bool] = False
     """Whether it works only behind the engine's own prefix caching."""
+    longest_name: ClassVar[int | None] = None
+    """How long the name may be that clients call the model by, where files carry it: a file's name
+    has 255 bytes. None: they do not."""
     gpu_buffer: ClassVar[bool] = False
     """Whether it stages transfers in GPU memory."""
     host_need: ClassVar[HostNeed] = HostNeed()

@@ -35,6 +35,9 @@ _ARGUMENTS_BY_ENVIRONMENT: Mapping[str, str] = {
     "SGLANG_PP_SIZE": "--pipeline-parallel-size",
 }
 
+#: Shorter beginnings of options are not looked up: two dashes and two letters.
+_SHORTEST_BEGINNING = 4
+
 EXTRA_ARGUMENTS = ("VLLM_EXTRA_ARGS", "SGLANG_EXTRA_ARGS")
 
 
@@ -56,6 +59,15 @@ class Dialect:
     """Options that already say where KV cache goes; next to them nothing is added."""
     ignores_config_with_equals: bool
     """Whether ``--config=FILE`` is not noticed: option and value are looked for apart."""
+
+    def option(self, written: str) -> str:
+        """The option that is meant: engines take the beginning of one, where it is no other's."""
+        written = written.replace("_", "-")
+        known = (*self.values, *self.value_changing, *self.flags, *self.connectors)
+        if written in known or not written.startswith("--") or len(written) < _SHORTEST_BEGINNING:
+            return written
+        meant = {option for option in known if option.startswith(written)}
+        return meant.pop() if len(meant) == 1 else written
 
 
 @attrs.frozen
@@ -131,11 +143,6 @@ def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _option_and_value(token: str) -> tuple[str, str | None]:
-    option, equals, value = token.partition("=")
-    return option.replace("_", "-"), value if equals else None
-
-
 def _number(name: str, value: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
     number = float(match[1]) * _MULTIPLIERS[match[2]] if match else 0
@@ -198,7 +205,8 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
     for index, token in enumerate(arguments):
         if not token.startswith("-"):
             continue
-        option, value = _option_and_value(token)
+        written, equals, rest = token.partition("=")
+        option, value = dialect.option(written), rest if equals else None
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue

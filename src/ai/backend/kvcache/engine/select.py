@@ -30,16 +30,18 @@ class Way:
     """Never taken unless it is asked for."""
 
 
-#: The first that fits is taken. Tiers of vLLM's own are new in 0.22.0 (v1/kv_offload/tiering).
+#: The first that fits is taken. Why versions have to be as new as that, the adapters say.
 WAYS = (
     Way(Program.VLLM, "cuda", "lmcache-gds", Transport.GDS, {"lmcache": "0.3.0"}),
     Way(Program.VLLM, "cuda", "lmcache-posix", Transport.POSIX, {"lmcache": "0.3.0"}),
-    Way(Program.VLLM, "cuda", "vllm-tiering", Transport.POSIX, {"vllm": "0.22.0"}),
+    Way(Program.VLLM, "cuda", "vllm-tiering", Transport.POSIX, {"vllm": "0.32.0"}),
     Way(Program.VLLM, "cuda", "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}, True),
     Way(Program.VLLM, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}, True),
     Way(Program.VLLM, None, "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}),
-    Way(Program.SGLANG, "cuda", "sglang-hicache", Transport.POSIX, {"sglang": "0.5.0"}),
+    Way(Program.SGLANG, "cuda", "sglang-hicache", Transport.POSIX, {"sglang": "0.5.15"}),
     Way(Program.DYNAMO, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}),
+    Way(Program.DYNAMO, "cuda", "lmcache-gds", Transport.GDS, {"lmcache": "0.3.0"}, True),
+    Way(Program.DYNAMO, "cuda", "lmcache-posix", Transport.POSIX, {"lmcache": "0.3.0"}, True),
 )
 
 #: What people may name.

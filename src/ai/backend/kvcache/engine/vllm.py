@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from .arguments import Dialect
 
+#: The file by which vLLM is told: the user's own config file with what an adapter adds.
+CONFIG_FILE = "vllm.yaml"
+
+#: The user's own alone, for a start that has to do without KV cache.
+CONFIG_ALONE_FILE = "vllm-alone.yaml"
+
 VLLM = Dialect(
     values={
         "--block-size": "block_size",

@@ -43,6 +43,13 @@ def refuse_conflicts(session: Session, start: EngineStart, adapter: EngineAdapte
             "prefix caching is off, and this engine keeps contexts in a folder only behind it; "
             "leave it on"
         )
+    name = told.served_model_name or told.model
+    if adapter.longest_name and name and len(name.encode()) > adapter.longest_name:
+        raise DeclinedError(
+            f"the model is called {name[:40]!r}…, with {len(name.encode())} bytes, and file names "
+            f"of {adapter.name} have room for {adapter.longest_name}; give a shorter "
+            "--served-model-name"
+        )
     if told.block_size is not None and adapter.chunk_tokens % told.block_size:
         raise DeclinedError(
             f"a block size of {told.block_size} does not divide the chunks of "

@@ -76,7 +76,11 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     refuse_incompatible(adapter, versions, latent_attention=model.geometry.is_latent)
     parallel, parallel_why = parallel_of(session, start)
     context = Context(
-        adapter, model, parallel, start.arguments.max_model_len or model.geometry.max_model_len
+        adapter,
+        model,
+        parallel,
+        engines=start.arguments.data_parallel,
+        tokens=start.arguments.max_model_len or model.geometry.max_model_len,
     )
     memory = divide_memory(session, settings, start, context)
     namespace = session_namespace(session, settings, start, model, adapter, versions, parallel)
@@ -88,7 +92,8 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             session=session.kernel_id,
             hash_seed=namespace.hash_seed,
             versions=versions,
-            ranks=parallel.gpus,
+            ranks=context.ranks,
+            block_tokens=start.arguments.block_size,
             on_gpus=session.gpus is not None,
             buffer_bytes=None if memory.gpu is None else memory.gpu.buffer_bytes,
             host_bytes=memory.host.size,

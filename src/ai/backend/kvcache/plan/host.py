@@ -57,8 +57,14 @@ def _available(need: HostNeed, request: HostRequest, pools: int, least: int) -> 
     if request.total_bytes is not None:
         return request.total_bytes // pools, "as the settings say"
     if request.limit_bytes is not None:
-        part = request.limit_bytes // _PART // pools
-        return part, f"a quarter of the session's {gib(request.limit_bytes)}"
+        part = request.limit_bytes // _PART
+        if request.limit_bytes - part >= need.leave_bytes:
+            return part // pools, f"a quarter of the session's {gib(request.limit_bytes)}"
+        rest = max(0, request.limit_bytes - need.leave_bytes)
+        return rest // pools, (
+            f"the engine needs {gib(need.leave_bytes)} of the session's "
+            f"{gib(request.limit_bytes)} besides"
+        )
     return max(least, need.most_bytes or 0), "assumed, since the session's limit is not known"
 
 
@@ -74,10 +80,11 @@ def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
     least = _round_up(max(wanted, 1), need.unit_bytes)
     available, why = _available(need, request, pools, least)
     if available < least:
+        needed = max(least * pools * _PART, least * pools + need.leave_bytes)
         remedy = (
             "raise cpu-tier"
             if request.total_bytes is not None
-            else f"start the session with {-(-least * pools * _PART // GIB)} GiB of memory"
+            else f"start the session with {-(-needed // GIB)} GiB of memory"
         )
         raise DeclinedError(
             f"transfers between GPU and folder take {gib(least * pools)} of host memory for "

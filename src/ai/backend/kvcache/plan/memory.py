@@ -28,7 +28,13 @@ class Context:
     adapter: EngineAdapter
     model: Model
     parallel: Parallel
+    engines: int
+    """That run at the same time, each with all ranks."""
     tokens: int
+
+    @property
+    def ranks(self) -> int:
+        return self.engines * self.parallel.gpus
 
     @property
     def share(self) -> GpuShare:
@@ -98,7 +104,7 @@ def _divide_host(session: Session, settings: Settings, context: Context) -> Host
         need,
         HostRequest(
             limit_bytes=session.memory_bytes,
-            ranks=context.parallel.gpus,
+            ranks=context.ranks,
             context_bytes=context.size,
             context_tokens=context.tokens,
             chunk_bytes=context.chunk_bytes,

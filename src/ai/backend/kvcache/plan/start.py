@@ -38,6 +38,9 @@ _MODEL_PATH_TOKEN = "{model_path}"
 
 _MAX_CONFIG_BYTES = 2**20
 
+#: The label by which an image says what it runs.
+_ENGINE_LABEL = "ai.backend.kvcache.engine"
+
 _DIALECTS: Mapping[Program, Dialect] = {
     Program.VLLM: VLLM,
     Program.SGLANG: SGLANG,
@@ -101,6 +104,8 @@ def _program_of(session: Session, command: EngineCommand | None) -> Program:
     if command is not None:
         return command.program
     # Somebody starts it by hand, or by a script.
+    if (label := session.image.labels.get(_ENGINE_LABEL)) in list(Program):
+        return Program(label)
     found = session.image.found.packages
     return Program.SGLANG if "sglang" in found and "vllm" not in found else Program.VLLM
 

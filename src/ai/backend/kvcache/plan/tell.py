@@ -11,6 +11,7 @@ import yaml
 
 from ..engine.adapter import EngineSetup
 from ..engine.command import Program
+from ..engine.vllm import CONFIG_ALONE_FILE, CONFIG_FILE
 from .budget import Budget
 from .model import Model
 from .session import Session
@@ -18,8 +19,6 @@ from .start import ChangedStart, EngineStart
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
-
-VLLM_CONFIG_FILE = "vllm.yaml"
 
 #: The model under a path that is the same for all sessions, wherever it is mounted: LMCache's keys
 #: carry the path, and so do its file names, which may not become longer than 255 bytes.
@@ -59,8 +58,10 @@ def tell(start: EngineStart, setup: EngineSetup, budget: Budget | None, model: M
     if setup.kv_transfer_config is not None:
         # vLLM takes one file only, so the user's own is in it.
         config = {**start.config, "kv-transfer-config": dict(setup.kv_transfer_config)}
-        files[VLLM_CONFIG_FILE] = yaml.safe_dump(config, sort_keys=False)
-        arguments = ["--config", str(FILES_DIRECTORY / VLLM_CONFIG_FILE)]
+        files[CONFIG_FILE] = yaml.safe_dump(config, sort_keys=False)
+        if setup.run_by is not None:
+            files[CONFIG_ALONE_FILE] = yaml.safe_dump(dict(start.config), sort_keys=False)
+        arguments = ["--config", str(FILES_DIRECTORY / CONFIG_FILE)]
     if budget and start.arguments.gpu_memory_utilization is None:
         arguments += ["--gpu-memory-utilization", str(budget.utilization)]
     links: dict[str, str] = {}

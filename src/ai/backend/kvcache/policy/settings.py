@@ -6,7 +6,7 @@ mapping of strings. They are checked once, here, and are a frozen object from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
@@ -81,21 +81,32 @@ def _size(value: str) -> int:
         raise t.DataError(f'must be "off" or a size such as 64GiB ({e})', value=value) from e
 
 
-def _unless_auto(check: Any) -> Any:
-    return (t.Atom(AUTO) >> (lambda _: None)) | check
+def _one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A check for one of several words."""
+    allowed = tuple(names)
 
+    def check(value: str) -> str:
+        if value not in allowed:
+            raise t.DataError(f"must be one of {', '.join(allowed)}", value=value)
+        return value
+
+    return check
+
+
+#: Where "auto" says the same as nothing.
+_MAY_BE_AUTO = frozenset({"connector", "transport", "cpu-tier", "io-threads", "direct-io"})
 
 _settings_iv = t.Dict({
     t.Key("mount-point", to_name="mount_point", optional=True): t.String() & _absolute_path,
     t.Key("concurrent-transfers", to_name="concurrent_transfers", optional=True): t.ToInt(
         gte=1, lte=64
     ),
-    t.Key("sharing", optional=True): t.Enum(*Sharing) & Sharing,
-    t.Key("connector", optional=True): _unless_auto(t.Enum(*NAMES)),
-    t.Key("transport", optional=True): _unless_auto(t.Enum(*Transport) & Transport),
-    t.Key("cpu-tier", to_name="cpu_tier_bytes", optional=True): _unless_auto(t.String() & _size),
-    t.Key("io-threads", to_name="io_threads", optional=True): _unless_auto(t.ToInt(gte=1, lte=256)),
-    t.Key("direct-io", to_name="direct_io", optional=True): _unless_auto(t.ToBool()),
+    t.Key("sharing", optional=True): t.String() & _one_of(Sharing) & Sharing,
+    t.Key("connector", optional=True): t.String() & _one_of(NAMES),
+    t.Key("transport", optional=True): t.String() & _one_of(Transport) & Transport,
+    t.Key("cpu-tier", to_name="cpu_tier_bytes", optional=True): t.String() & _size,
+    t.Key("io-threads", to_name="io_threads", optional=True): t.ToInt(gte=1, lte=256),
+    t.Key("direct-io", to_name="direct_io", optional=True): t.ToBool(),
 }).ignore_extra("*")
 # Backend.AI keeps keys of its own beside a plugin's, hence ignore_extra.
 
@@ -107,7 +118,8 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
         PolicyError: a value is out of its range; the message names key, value and remedy.
     """
     try:
-        checked = _settings_iv.check(dict(config))
+        said = {k: v for k, v in config.items() if not (k in _MAY_BE_AUTO and v == AUTO)}
+        checked = _settings_iv.check(said)
         wish = Wish(checked.pop("connector", None), checked.pop("transport", None))
         return Settings(wish=wish, **checked)
     except t.DataError as e:

@@ -1,36 +1,46 @@
-"""An LMCache server beside vLLM (``LMCacheMPConnector``), which keeps blocks in ordinary files."""
+"""An LMCache server beside vLLM (``LMCacheMPConnector``), which keeps blocks in ordinary files.
+
+The server is started by a script of the plugin's, not by vLLM (``lmcache.mp.autostart``, from 0.5.6
+on). So it works with every version; a server that does not start costs the session its KV cache and
+not its engine; one that dies is started again; and it listens on a loopback address of the
+session's own. vLLM would take whatever answers at ``127.0.0.1`` for its server, and where sessions
+share the node's network that may be another session's, whose blocks are another model's.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import xxhash
 from packaging.version import Version
 
 from ...sizes import GIB
-from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed, MetricsEndpoint
+from ..adapter import (
+    SHARED_BESIDES_BYTES,
+    EngineAdapter,
+    EngineRequest,
+    EngineSetup,
+    HostNeed,
+    MetricsEndpoint,
+)
+from ..loopback import Loopback, session_loopback
 from ..versions import Versions
-
-#: What vLLM's processes exchange through /dev/shm besides the server's memory, which lies there
-#: too (multiprocess/engine_context.py); Docker's 64 MiB are too few.
-_SHARED_BESIDES_BYTES = GIB
+from ..vllm import CONFIG_ALONE_FILE, CONFIG_FILE
 
 #: How long vLLM waits for the server's answer to a message; LMCache's default is 300. A server that
 #: hangs holds up the first request after it for about twice as long.
 MESSAGE_TIMEOUT_SECONDS = 20
 
-#: How long vLLM's start waits for the server's own; LMCache's default of 90 is not enough for a
-#: node that is busy loading models.
+#: How long the engine's start waits for the server's. Imports take a minute on a node that is busy
+#: loading models.
 START_TIMEOUT_SECONDS = 180
 
-#: Ports that no other session of the node is likely to have, where sessions share its network:
-#: pairs below the range from which Linux takes ports for outgoing connections.
-_FIRST_PORT, _PORT_PAIRS = 20_000, 6_000
+#: Before a server that has ended is started again, so that one that cannot live does no harm.
+_RESTART_PAUSE_SECONDS = 5
 
 KEY_FILE = "kv.key"
 LAUNCHER_FILE = "with-server.sh"
@@ -48,21 +58,89 @@ class _Release:
     transfer_on_cpus: tuple[str, str]
     seals: bool
     """Whether it can keep blocks in a form that notices a changed byte."""
-    is_started_by_vllm: bool
 
 
 _ANY_TRANSFER = ("--supported-transfer-mode", "auto")
 
-#: Oldest first (multiprocess/config.py, distributed/serde/aesgcm.py and
-#: integration/vllm/mp_server_launcher.py of the versions named).
+#: Oldest first (multiprocess/config.py and distributed/serde/aesgcm.py of the versions named).
 _RELEASES = (
-    _Release(
-        Version("0.4.6"), ("--transfer-mode", "gpu"), ("--transfer-mode", "non_gpu"), False, False
-    ),
-    _Release(Version("0.5.0"), _ANY_TRANSFER, _ANY_TRANSFER, False, False),
-    _Release(Version("0.5.4"), _ANY_TRANSFER, _ANY_TRANSFER, True, False),
-    _Release(Version("0.5.6"), _ANY_TRANSFER, _ANY_TRANSFER, True, True),
+    _Release(Version("0.4.6"), ("--transfer-mode", "gpu"), ("--transfer-mode", "non_gpu"), False),
+    _Release(Version("0.5.0"), _ANY_TRANSFER, _ANY_TRANSFER, seals=False),
+    _Release(Version("0.5.4"), _ANY_TRANSFER, _ANY_TRANSFER, seals=True),
 )
+
+#: Runs the command that it is given, with the server beside it that `serve` becomes. `exec` keeps
+#: the process's number, by which the server's keeper knows that the command has ended.
+_LAUNCHER = """\
+# The Python that the engine runs with.
+python=python3
+case ${1##*/} in
+python*) python=$1 ;;
+*)
+    first=$(head -n 1 "$(command -v "$1")" 2>/dev/null | tr -d '\\000')
+    case $first in '#!'*python*) python=${first#'#!'} ;; esac
+    ;;
+esac
+
+answers() {
+    python3 -c '
+import socket, sys
+socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
+' "$host" "$http_port" 2>/dev/null
+}
+
+# Whether a process runs. One whose end nobody has asked for yet does not.
+runs() {
+    kill -0 "$1" 2>/dev/null && ! grep -q '^State:[[:space:]]*Z' "/proc/$1/status"
+}
+
+# Starts the server again when it ends, and ends it with the command.
+keep() {
+    while runs $$; do
+        if ! runs "$server"; then
+            sleep "$pause_seconds"
+            serve </dev/null &
+            server=$!
+        fi
+        sleep 1
+    done
+    kill "$server"
+    seconds=0
+    while [ "$seconds" -lt 10 ] && runs "$server"; do
+        sleep 1
+        seconds=$((seconds + 1))
+    done
+    kill -9 "$server"
+}
+
+serve </dev/null &
+server=$!
+is_there=
+deadline=$(($(date +%s) + start_seconds))
+while runs "$server" && [ "$(date +%s)" -lt "$deadline" ]; do
+    if answers; then
+        is_there=yes
+        break
+    fi
+    sleep 1
+done
+
+if [ -n "$is_there" ]; then
+    keep </dev/null &
+    exec "$@"
+fi
+
+echo "No KV cache: LMCache's server did not start within $start_seconds s." >&2
+kill -9 "$server" 2>/dev/null
+for argument do
+    shift
+    case $argument in
+    *"$config"*) argument=${argument%%"$config"*}$config_alone${argument#*"$config"} ;;
+    esac
+    set -- "$@" "$argument"
+done
+exec "$@"
+"""
 
 
 def _release(versions: Versions) -> _Release:
@@ -70,53 +148,30 @@ def _release(versions: Versions) -> _Release:
     return [r for r in _RELEASES if version >= r.first][-1]
 
 
-def _ports(session: str) -> tuple[int, int]:
-    """(the server's port, its HTTP port), the same for a session whenever it is asked."""
-    first = _FIRST_PORT + 2 * (xxhash.xxh3_64_intdigest(session.encode()) % _PORT_PAIRS)
-    return first, first + 1
-
-
 def seal_of(namespace: str) -> str:
     """What a namespace's blocks are sealed with."""
     return hashlib.sha256(namespace.encode()).hexdigest()
 
 
-#: Runs the engine beside a server, for versions whose vLLM side cannot start one. The command
-#: replaces the shell, so it keeps the process's number, by which the server's keeper knows of its
-#: end.
-_LAUNCHER = """\
-#!/bin/sh
-# Starts LMCache's server, waits until it answers, and becomes the command that is given.
-python3 -m lmcache.v1.multiprocess.http_server {arguments} &
-server=$!
-left={seconds}
-until python3 -c 'import socket; socket.create_connection(("127.0.0.1", {port}), 1)' 2>/dev/null
-do
-    left=$((left - 1))
-    if [ "$left" -le 0 ] || ! kill -0 "$server" 2>/dev/null
-    then
-        echo "LMCache's server did not start; see its messages above" >&2
-        kill "$server" 2>/dev/null
-        exit 1
-    fi
-    sleep 1
-done
-(
-    while kill -0 $$ 2>/dev/null
-    do
-        sleep 2
-    done
-    kill "$server"
-) &
-exec "$@"
-"""
-
-
-def _launcher(port: int, server_arguments: Sequence[str]) -> str:
-    arguments = ["--host", "127.0.0.1", "--port", str(port), *server_arguments]
-    return _LAUNCHER.format(
-        arguments=shlex.join(arguments), seconds=START_TIMEOUT_SECONDS, port=port
-    )
+def _launcher(request: EngineRequest, loopback: Loopback, server_arguments: list[str]) -> str:
+    values = {
+        "host": loopback.host,
+        "http_port": str(loopback.ports[1]),
+        "start_seconds": str(START_TIMEOUT_SECONDS),
+        "pause_seconds": str(_RESTART_PAUSE_SECONDS),
+        "config": str(request.files / CONFIG_FILE),
+        "config_alone": str(request.files / CONFIG_ALONE_FILE),
+    }
+    return "\n".join((
+        "#!/bin/sh",
+        "# Runs a command with LMCache's server beside it for as long as it runs, or without KV",
+        "# cache if the server does not start.",
+        *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
+        "serve() {",
+        f"    exec $python -m lmcache.v1.multiprocess.http_server {shlex.join(server_arguments)}",
+        "}",
+        _LAUNCHER,
+    ))
 
 
 class LMCacheMultiProcess(EngineAdapter):
@@ -142,24 +197,11 @@ class LMCacheMultiProcess(EngineAdapter):
 
     def setup(self, request: EngineRequest) -> EngineSetup:
         release = _release(request.versions)
-        port, http_port = _ports(request.session)
-        server_arguments = self._server_arguments(request, release, http_port)
-        connection: dict[str, Any] = {
-            # Not localhost: where a container has no IPv6, the server cannot bind its second
-            # address and exits.
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": port,
-            "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,
-        }
-        files = {KEY_FILE: seal_of(request.storage.name)} if release.seals else {}
-        if release.is_started_by_vllm:
-            connection |= {
-                "lmcache.mp.autostart": True,
-                "lmcache.mp.autostart.server_args": shlex.join(server_arguments),
-                "lmcache.mp.autostart.wait_timeout": START_TIMEOUT_SECONDS,
-            }
-        else:
-            files[LAUNCHER_FILE] = _launcher(port, server_arguments)
+        loopback = session_loopback(request.session)
+        server_arguments = self._server_arguments(request, release, loopback)
+        files = {LAUNCHER_FILE: _launcher(request, loopback, server_arguments)}
+        if release.seals:
+            files[KEY_FILE] = seal_of(request.storage.name)
         return EngineSetup(
             files=files,
             kv_transfer_config={
@@ -167,11 +209,16 @@ class LMCacheMultiProcess(EngineAdapter):
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 **self._module(request.versions),
-                "kv_connector_extra_config": connection,
+                "kv_connector_extra_config": {
+                    "lmcache.mp.host": f"tcp://{loopback.host}",
+                    "lmcache.mp.port": loopback.ports[0],
+                    "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,
+                },
             },
-            run_by=None if release.is_started_by_vllm else LAUNCHER_FILE,
-            shared_memory_bytes=request.host_bytes + _SHARED_BESIDES_BYTES,
-            metrics=(MetricsEndpoint("lmcache-server", http_port),),
+            run_by=LAUNCHER_FILE,
+            # The server's memory lies in /dev/shm (multiprocess/engine_context.py).
+            shared_memory_bytes=request.host_bytes + SHARED_BESIDES_BYTES,
+            metrics=(MetricsEndpoint("lmcache-server", loopback.host, loopback.ports[1]),),
             warnings=()
             if release.seals
             else (
@@ -181,7 +228,7 @@ class LMCacheMultiProcess(EngineAdapter):
         )
 
     def _server_arguments(
-        self, request: EngineRequest, release: _Release, http_port: int
+        self, request: EngineRequest, release: _Release, loopback: Loopback
     ) -> list[str]:
         storage: dict[str, Any] = {"type": "fs", "base_path": str(request.storage)}
         if release.seals:
@@ -192,12 +239,14 @@ class LMCacheMultiProcess(EngineAdapter):
                 "master_key_path": str(request.files / KEY_FILE),
             }
         size_gib = str(request.host_bytes // GIB)
+        port, http_port = map(str, loopback.ports)
         return [
+            *("--host", loopback.host, "--port", port),
+            *("--http-host", loopback.host, "--http-port", http_port),
             *("--chunk-size", str(request.chunk_tokens or self.chunk_tokens)),
             *("--l1-size-gb", size_gib, "--l1-init-size-gb", size_gib),
             *("--eviction-policy", "LRU", "--metrics-sample-rate", "1.0"),
             *(release.transfer_on_gpus if request.on_gpus else release.transfer_on_cpus),
-            *("--http-port", str(http_port)),
             *("--l2-adapter", json.dumps(storage)),
         ]
 

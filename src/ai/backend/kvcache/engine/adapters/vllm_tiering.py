@@ -1,14 +1,16 @@
 """vLLM's own offloading: blocks in host memory, and in files behind it (``TieringOffloadingSpec``).
 
 It needs no further package. Its files are found again after a restart, carry no checksum and are
-never removed by it (vLLM, v1/kv_offload/tiering/fs).
+never removed by it, but for one that is too short (vLLM, v1/kv_offload/tiering/fs). Versions before
+0.32 are left alone: those that were read insist on O_DIRECT and remove every file that they cannot
+read in that way.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..adapter import SHARED_BESIDES_BYTES, EngineAdapter, EngineRequest, EngineSetup, HostNeed
 from ..versions import Versions
 
 
@@ -17,8 +19,7 @@ class VllmTiering(EngineAdapter):
 
     name = "vllm-tiering"
     packages = ("vllm",)
-    # vLLM's blocks on GPUs, of which each becomes a file.
-    chunk_tokens = 16
+    chunk_tokens = 256
     hash_algorithm = "sha256"
     hybrid_manager = True
     data_parallel = False
@@ -42,9 +43,16 @@ class VllmTiering(EngineAdapter):
                 "kv_connector_extra_config": {
                     "spec_name": "TieringOffloadingSpec",
                     "cpu_bytes_to_use": request.host_bytes,
+                    "block_size": self.chunk_tokens,
                     "secondary_tiers": [tier],
                 },
             },
+            # The host memory is a file in /dev/shm (v1/kv_offload/cpu/shared_offload_region.py).
+            shared_memory_bytes=request.host_bytes + SHARED_BESIDES_BYTES,
+            warnings=(
+                "vLLM notices no changed byte in a file; keep the folder on storage with checksums "
+                "of its own",
+            ),
         )
 
 
