@@ -26,7 +26,9 @@ SERVED_NAME = "tiny"
 _IMAGE = Image("engine-of-this-test", {})
 
 
-def session_of(model: Path, folder: Path, *, at: str, arguments: tuple[str, ...]) -> Session:
+def session_of(
+    model: Path, folder: Path, *, at: str, arguments: tuple[str, ...], image: Image = _IMAGE
+) -> Session:
     """A model service without GPUs.
 
     Args:
@@ -34,6 +36,7 @@ def session_of(model: Path, folder: Path, *, at: str, arguments: tuple[str, ...]
         folder: the KV folder on this host.
         at: where the model is mounted.
         arguments: of ``vllm serve``, behind the model.
+        image: what is known of the engine.
     """
     path = PurePosixPath(at)
     command = ("vllm", "serve", "{model_path}", "--served-model-name", SERVED_NAME)
@@ -44,7 +47,7 @@ def session_of(model: Path, folder: Path, *, at: str, arguments: tuple[str, ...]
             Mount("kv", folder, Settings().mount_point, writable=True, is_model=False),
         ),
         environ={},
-        image=_IMAGE,
+        image=image,
         gpus=None,
         service=Service((*command, "--enforce-eager", *arguments), path),
         owner=Owner(),
