@@ -21,6 +21,7 @@ from ai.backend.kvcache.policy.settings import Settings
 from .engine_container import EngineContainer, docker, log_of, started, wait_until_ready
 
 SERVED_NAME = "tiny"
+_DEFAULTS = Settings()
 
 #: Every session of this run has the same image, and so the same versions.
 _IMAGE = Image("engine-of-this-test", {})
@@ -52,12 +53,13 @@ def session_of(
         service=Service((*command, "--enforce-eager", *arguments), path),
         owner=Owner(),
         shared_memory_bytes=None,
+        user_id="f38dea23-50fa-42a0-b5ae-338f5f4693f4",
     )
 
 
-def prepared(session: Session) -> Preparation:
+def prepared(session: Session, settings: Settings = _DEFAULTS) -> Preparation:
     """What the plugin makes of it."""
-    preparation = prepare(session, Settings())
+    preparation = prepare(session, settings)
     assert preparation.plan.no_kv_cache_because is None, preparation.plan.no_kv_cache_because
     return preparation
 

@@ -163,7 +163,12 @@ class TestLMCacheServer:
     def test_arguments(
         self, ask: Oracle, version: str, on_gpus: bool, transfer: tuple[str, str]
     ) -> None:
-        wanted = attrs.evolve(REQUEST, versions=lmcache(version), on_gpus=on_gpus)
+        wanted = attrs.evolve(
+            REQUEST,
+            versions=lmcache(version),
+            on_gpus=on_gpus,
+            io_threads=16 if on_gpus else None,
+        )
         setup = adapter_named("lmcache-mp").setup(wanted)
         assert setup.run_by is not None
         (line,) = [w for w in setup.files[setup.run_by].splitlines() if "http_server" in w]
@@ -184,6 +189,7 @@ class TestLMCacheServer:
         written = json.dumps(answer["config"], default=str)
         assert str(REQUEST.storage) in written
         assert ("aesgcm" in written) is (version == "0.5.6")
+        assert ("fs_native" in str(values["l2_adapter"])) is on_gpus
 
 
 def reference_session(

@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 
 from ai.backend.kvcache.engine.adapters.lmcache_mp import LMCacheMultiProcess
+from ai.backend.kvcache.policy.settings import Settings, Sharing
 from devcluster.completion import Answer
 from devcluster.tinytext import long_prompt
 
@@ -22,6 +23,7 @@ from .session_container import in_namespace, prepared, running_session, session_
 _CHUNK_TOKENS = LMCacheMultiProcess.chunk_tokens
 _PROMPT = long_prompt(3000, seed=1)
 _STORE_SECONDS = 30.0
+DEFAULTS = Settings()
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Visitor(Protocol):
         *arguments: str,
         at: str = "/models",
         intrude: str | None = None,
+        settings: Settings = DEFAULTS,
     ) -> Visit: ...
 
 
@@ -57,11 +60,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def visit(image: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Visitor:
-    def run(model: Path, *arguments: str, at: str = "/models", intrude: str | None = None) -> Visit:
+    def run(
+        model: Path,
+        *arguments: str,
+        at: str = "/models",
+        intrude: str | None = None,
+        settings: Settings = DEFAULTS,
+    ) -> Visit:
         # In 32 bits, where answers do not depend on how a prompt is cut into batches.
         arguments = arguments or ("--dtype", "float32")
         session = session_of(model, folder, at=at, arguments=arguments)
-        preparation = prepared(session)
+        preparation = prepared(session, settings)
         assert preparation.plan.namespace is not None
         namespace = preparation.plan.namespace.name
         if intrude is not None:
@@ -143,6 +152,25 @@ class TestSameModelElsewhere:
 
     def test_stores_nothing_again(self, first: Visit, moved: Visit) -> None:
         assert moved.files == first.files
+
+
+class TestThreadsOfTheServersOwn:
+    """The setting io-threads takes another of LMCache's two ways to the same files."""
+
+    def test_loads_what_the_other_stored(self, visit: Visitor, model: Path, first: Visit) -> None:
+        threaded = visit(model, settings=Settings(io_threads=4))
+        assert threaded.namespace == first.namespace
+        assert threaded.loaded_share >= 0.9
+        assert threaded.answer.text == first.answer.text
+
+    def test_stores_the_same_files(
+        self, visit: Visitor, model: Path, first: Visit, tmp_path: Path
+    ) -> None:
+        own = Settings(io_threads=4, sharing=Sharing.USER)
+        threaded = visit(model, settings=own)
+        assert threaded.namespace != first.namespace
+        assert threaded.loaded_tokens == 0
+        assert threaded.files == first.files
 
 
 class TestOtherWeightsAtTheSamePath:

@@ -6,6 +6,7 @@ starts. tests/engine runs the real one.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -78,6 +79,15 @@ class TestServer:
         assert arguments[arguments.index("--l1-size-gb") + 1] == "16"
         # Which lies in /dev/shm, with 1 GiB for the rest.
         assert setup.shared_memory_bytes == 17 * 2**30
+
+    @pytest.mark.parametrize(
+        ("io_threads", "storage"),
+        [(None, {"type": "fs"}), (16, {"type": "fs_native", "num_workers": 16})],
+    )
+    def test_threads(self, io_threads: int | None, storage: dict[str, Any]) -> None:
+        arguments = server_arguments(request("0.4.6", io_threads=io_threads))
+        told = json.loads(arguments[arguments.index("--l2-adapter") + 1])
+        assert told == {**storage, "base_path": str(REQUEST.storage)}
 
     def test_connection(self) -> None:
         setup = ADAPTER.setup(REQUEST)

@@ -717,7 +717,7 @@ class TestUncertainCommand:
         environ = {"VLLM_EXTRA_ARGS": "--max-model-len 131072"}
         preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
-        assert "--max-model-len 131072 from variables" in preparation.plan.warnings[0]
+        assert "--max-model-len 131072 from variables" in " ".join(preparation.plan.warnings)
 
     def test_settled_session(self, make: SessionMaker) -> None:
         preparation = prepare(make(is_settled=True), SETTINGS)

@@ -18,6 +18,13 @@ from .versions import Versions
 SHARED_BESIDES_BYTES = GIB
 
 
+#: Of most forms on disk. The reader is an administrator or whoever runs the service.
+NO_CHECKSUM = (
+    "a changed byte in a file is not noticed, and answered from; keep the folder on storage with "
+    "checksums of its own"
+)
+
+
 class Transport(StrEnum):
     """How bytes come from the folder to the GPU."""
 

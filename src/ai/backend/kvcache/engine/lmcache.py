@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .adapter import EngineRequest, EngineSetup
+from .adapter import NO_CHECKSUM, EngineRequest, EngineSetup
 from .versions import variable
 
 CONFIG_VARIABLE = "LMCACHE_CONFIG_FILE"
@@ -74,5 +74,6 @@ def in_process(
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
         },
+        warnings=(NO_CHECKSUM,),
         options=options,
     )

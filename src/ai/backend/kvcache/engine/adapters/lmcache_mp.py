@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from ...sizes import GIB
 from ..adapter import (
+    NO_CHECKSUM,
     SHARED_BESIDES_BYTES,
     EngineAdapter,
     EngineRequest,
@@ -219,18 +220,16 @@ class LMCacheMultiProcess(EngineAdapter):
             # The server's memory lies in /dev/shm (multiprocess/engine_context.py).
             shared_memory_bytes=request.host_bytes + SHARED_BESIDES_BYTES,
             metrics=(MetricsEndpoint("lmcache-server", loopback.host, loopback.ports[1]),),
-            warnings=()
-            if release.seals
-            else (
-                "this version of LMCache notices no changed byte in a file; keep the folder on "
-                "storage with checksums of its own",
-            ),
+            warnings=() if release.seals else (NO_CHECKSUM,),
         )
 
     def _server_arguments(
         self, request: EngineRequest, release: _Release, loopback: Loopback
     ) -> list[str]:
         storage: dict[str, Any] = {"type": "fs", "base_path": str(request.storage)}
+        if request.io_threads is not None:
+            # The same files, read and written by threads of its own.
+            storage |= {"type": "fs_native", "num_workers": request.io_threads}
         if release.seals:
             storage["serde"] = {
                 "type": "aesgcm",

@@ -8,7 +8,7 @@ smaller than the GPU's is allowed from 0.5.15 on (mem_cache/hicache_storage.py, 
 from __future__ import annotations
 
 from ...sizes import GIB
-from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..adapter import NO_CHECKSUM, EngineAdapter, EngineRequest, EngineSetup, HostNeed
 from ..versions import Versions
 
 #: SGLang's unit, a GB of 10⁹ bytes for each rank (mem_cache/pool_host/base.py).
@@ -49,10 +49,7 @@ class SglangHiCache(EngineAdapter):
                 *pages,
                 "--enable-metrics",
             ),
-            warnings=(
-                "SGLang notices no changed byte in a file; keep the folder on storage with "
-                "checksums of its own",
-            ),
+            warnings=(NO_CHECKSUM,),
         )
 
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..adapter import SHARED_BESIDES_BYTES, EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..adapter import (
+    NO_CHECKSUM,
+    SHARED_BESIDES_BYTES,
+    EngineAdapter,
+    EngineRequest,
+    EngineSetup,
+    HostNeed,
+)
 from ..versions import Versions
 
 
@@ -49,10 +56,7 @@ class VllmTiering(EngineAdapter):
             },
             # The host memory is a file in /dev/shm (v1/kv_offload/cpu/shared_offload_region.py).
             shared_memory_bytes=request.host_bytes + SHARED_BESIDES_BYTES,
-            warnings=(
-                "vLLM notices no changed byte in a file; keep the folder on storage with checksums "
-                "of its own",
-            ),
+            warnings=(NO_CHECKSUM,),
         )
 
 
