@@ -540,7 +540,7 @@ class TestFileThatHangs:
 class TestHungServer:
     """vLLM asks every 10 s whether the server lives, and waits as long for the answer. What it asks
     the server in between takes the adapter's MESSAGE_TIMEOUT_SECONDS to fail, more than once for
-    one request if it comes to that: with 60 s, first answers took from 11 to 132 s.
+    one request if it comes to that.
     """
 
     def test_holds_a_request_until_vllm_notices_and_is_used_again_later(
