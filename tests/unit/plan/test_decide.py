@@ -507,7 +507,8 @@ class TestFaults:
     @pytest.mark.parametrize("overrides", ["{", "[]", "5"])
     def test_overrides_that_are_nonsense(self, make: SessionMaker, overrides: str) -> None:
         service = serve("--hf-overrides", overrides)
-        assert "--hf-overrides" in reason(prepare(make(service=service), SETTINGS))
+        because = reason(prepare(make(service=service), SETTINGS))
+        assert f"overrides of the model's configuration ({overrides}) are n" in because
 
     def test_unbalanced_quotes(self, make: SessionMaker) -> None:
         session = make(environ={"VLLM_EXTRA_ARGS": "--served-model-name 'x"})
@@ -578,6 +579,17 @@ class TestOtherWays:
         }
         # The host memory lies in /dev/shm, with 1 GiB for the rest.
         assert preparation.shared_memory_bytes == 257 * GIB
+
+    def test_too_little_shared_memory_for_vllms_own(self, on_gpus: SessionMaker) -> None:
+        session = on_gpus(image=found(vllm="0.32.0"), shared_memory_bytes=64 * GIB)
+        # vLLM would not start.
+        assert "shmem=263168m" in reason(prepare(session, SETTINGS))
+
+    def test_little_host_memory_for_stores(self, on_gpus: SessionMaker) -> None:
+        # A quarter of 8 GiB for eight ranks are 22 chunks of 11.3 MiB each.
+        preparation = prepare(on_gpus(memory_bytes=8 * GIB), SETTINGS)
+        assert preparation.environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "0.25"
+        assert "stored whole" in " ".join(preparation.plan.warnings)
 
     def test_sglang(self, on_gpus: SessionMaker) -> None:
         session = on_gpus(image=SGLANG, service=sglang("--tp", "8"))

@@ -14,10 +14,10 @@ from ai.backend.kvcache.plan.host import HostRequest, divide_host
 GIB = 2**30
 MIB = 2**20
 
-#: Staging only, in private pools; at least 64 chunks.
-STAGING = HostNeed(chunks=64, most_bytes=5 * GIB)
+#: Staging only, in private pools; at least 4 chunks, and better 64.
+STAGING = HostNeed(chunks=4, enough_chunks=64, most_bytes=5 * GIB)
 #: A context at least; a cache where another one fits.
-TIER = HostNeed(contexts=1, chunks=64)
+TIER = HostNeed(contexts=1, chunks=64, enough_chunks=64)
 #: One cache for all.
 SHARED = HostNeed(contexts=1, is_shared=True, is_cache=True)
 
@@ -45,11 +45,18 @@ class TestStaging:
         # 64 GiB: 2 GiB for each of eight.
         assert divide_host(STAGING, request(limit_bytes=64 * GIB)).size == 2 * GIB
 
-    def test_too_little(self) -> None:
+    def test_little(self) -> None:
         # 64 x 11 MiB = 704 MiB for each of eight, 5.5 GiB in all; a quarter of 16 GiB is 4.
-        with pytest.raises(DeclinedError, match=r"take 5\.5 GiB .* with 22 GiB of memory"):
-            divide_host(STAGING, request(limit_bytes=16 * GIB))
-        assert divide_host(STAGING, request(limit_bytes=22 * GIB)).size == 704 * MIB
+        host = divide_host(STAGING, request(limit_bytes=16 * GIB))
+        assert host.size == 512 * MIB
+        assert "with 22 GiB of memory for the session they are stored whole" in host.notes[0]
+        enough = divide_host(STAGING, request(limit_bytes=22 * GIB))
+        assert (enough.size, enough.notes) == (704 * MIB, ())
+
+    def test_too_little(self) -> None:
+        # 4 x 11 MiB, in steps of 64 MiB; for each of eight a quarter of 1 GiB is 32.
+        with pytest.raises(DeclinedError, match=r"take 0\.5 GiB .* with 2 GiB of memory"):
+            divide_host(STAGING, request(limit_bytes=GIB))
 
     def test_limit_that_is_not_known(self) -> None:
         assert divide_host(STAGING, request(limit_bytes=None)).size == 5 * GIB

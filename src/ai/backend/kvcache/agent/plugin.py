@@ -39,6 +39,7 @@ from ai.backend.common.types import (
 from ai.backend.logging import BraceStyleAdapter
 
 from .. import __version__
+from ..engine.select import NAMES, adapter_named
 from ..engine.versions import Versions
 from ..errors import PolicyError
 from ..plan.decide import Preparation, prepare, without_kv_cache
@@ -86,6 +87,10 @@ class KVCachePlugin(AbstractComputePlugin):
         await self.update_plugin_config(self.plugin_config)
         # Of its own: where a file server hangs, it uses up our threads and not the agent's.
         self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache-prepare")
+        for name in NAMES:
+            # Read now, so that a package that is upgraded under a running agent does not become
+            # half old and half new.
+            adapter_named(name)
         self._collector = Collector(Path(self.local_config["container"]["scratch-root"]))
         self._captures = capture.install()
         if not self._captures:

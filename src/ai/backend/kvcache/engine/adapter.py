@@ -93,7 +93,9 @@ class EngineSetup:
     run_by: str | None = None
     """The file that has to run the start command, given to a shell. None: it runs as it is."""
     shared_memory_bytes: int = 0
-    """What /dev/shm has to hold; 0 when the engine does not care."""
+    """What /dev/shm should hold; 0 when the engine does not care."""
+    insists_on_shared_memory: bool = False
+    """Whether the engine does not start with less."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     warnings: tuple[str, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)
@@ -108,6 +110,8 @@ class HostNeed:
     """How many contexts of the longest length have to fit."""
     chunks: int = 0
     """How many chunks have to fit besides."""
+    enough_chunks: int = 0
+    """With how many it works well: what the engine computes in one step is stored whole."""
     most_bytes: int | None = None
     """More is of no use: it is for staging only. None: contexts can stay in it."""
     unit_bytes: int = 64 * MIB

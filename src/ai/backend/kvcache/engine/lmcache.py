@@ -30,8 +30,10 @@ KEY_VARIABLES = (
     "PYTHONHASHSEED",
 )
 
-#: Of what is staged in host memory, fewer chunks than this make every transfer a queue.
-MIN_STAGED_CHUNKS = 64
+#: Chunks that host memory has to hold for stores: some at least, and better those of one step of
+#: vLLM's, 16,384 tokens at most by itself (engine/arg_utils.py). What does not fit is not stored.
+LEAST_STAGED_CHUNKS = 4
+ENOUGH_STAGED_CHUNKS = 64
 
 
 def gibibytes(size: int) -> float:

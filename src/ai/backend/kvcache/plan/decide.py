@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import attrs
 
-from ..engine.adapter import EngineRequest, Transport
+from ..engine.adapter import EngineRequest, EngineSetup, Transport
 from ..engine.compatibility import refuse_incompatible, version_notes
 from ..engine.select import select
-from ..errors import KVCacheError
+from ..errors import DeclinedError, KVCacheError
 from ..folder.layout import namespace_directory
 from ..folder.prepare import prepare_namespace
 from ..policy.settings import Settings
@@ -42,17 +42,24 @@ class Preparation:
     """0: left as it is."""
 
 
-def _shared_memory(session: Session, needed: int) -> tuple[int, tuple[str, ...]]:
-    """(the size to give /dev/shm, or 0 to leave it; warnings)."""
-    given = session.shared_memory_bytes
+def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str, ...]]:
+    """(the size to give /dev/shm, or 0 to leave it; warnings).
+
+    Raises:
+        DeclinedError: it cannot be made as large as the engine insists on.
+    """
+    given, needed = session.shared_memory_bytes, setup.shared_memory_bytes
     if needed == 0 or (given is not None and given >= needed):
         return 0, ()
     if given is None and not session.is_settled:
         return needed, ()
-    return 0, (
+    message = (
         f"/dev/shm is smaller than the {gib(needed)} that the engine may need; "
-        f"start the session with --resource-opts shmem={needed // MIB}m",
+        f"start the session with --resource-opts shmem={needed // MIB}m"
     )
+    if setup.insists_on_shared_memory:
+        raise DeclinedError(message)
+    return 0, (message,)
 
 
 def _keep_user_values(
@@ -106,7 +113,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     told = tell(start, setup, memory.gpu, model)
     environment, kept = _keep_user_values(setup.environment, session.environ)
     changed = change_start(session, start, told.arguments, told.model, told.run_by)
-    shared_memory, shared_memory_notes = _shared_memory(session, setup.shared_memory_bytes)
+    shared_memory, shared_memory_notes = _shared_memory(session, setup)
     prepare_namespace(
         folder.host_path, namespace, session.owner, session.kernel_id,
         {"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
@@ -147,6 +154,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             *model.geometry.warnings,
             *(() if adapter.hybrid_manager else hybrid_note(model.geometry)),
             *(memory.gpu.notes if memory.gpu else ()),
+            *memory.host.notes,
             *shared_memory_notes,
             *setup.warnings,
             *conflict_notes(start),

@@ -46,6 +46,7 @@ class HostMemory:
     keeps: bool
     """Whether contexts stay in it."""
     why: str
+    notes: tuple[str, ...] = ()
 
 
 def _round_up(size: int, unit: int) -> int:
@@ -66,6 +67,18 @@ def _available(need: HostNeed, request: HostRequest, pools: int, least: int) -> 
             f"{gib(request.limit_bytes)} besides"
         )
     return max(least, need.most_bytes or 0), "assumed, since the session's limit is not known"
+
+
+def _notes(need: HostNeed, request: HostRequest, pools: int, size: int) -> tuple[str, ...]:
+    """What to know of a size that does."""
+    enough = need.contexts * request.context_bytes + need.enough_chunks * request.chunk_bytes
+    if need.is_shared or size >= enough:
+        return ()
+    return (
+        f"{gib(size * pools)} of host memory stage what is stored, and contexts may be stored in "
+        f"part; with {-(-enough * pools * _PART // GIB)} GiB of memory for the session they are "
+        "stored whole",
+    )
 
 
 def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
@@ -96,4 +109,5 @@ def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
     else:
         keeps = request.may_keep and (need.is_cache or available >= least + context)
         size = available if keeps else least
-    return HostMemory(size // need.unit_bytes * need.unit_bytes, pools, keeps, why)
+    size = size // need.unit_bytes * need.unit_bytes
+    return HostMemory(size, pools, keeps, why, _notes(need, request, pools, size))

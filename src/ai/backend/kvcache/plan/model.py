@@ -63,9 +63,13 @@ def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str
     try:
         changes = json.loads(overrides)
     except (ValueError, RecursionError) as e:
-        raise StartCommandError(f"--hf-overrides is not valid JSON: {e}") from e
+        raise StartCommandError(
+            f"the overrides of the model's configuration ({overrides[:40]}) are not valid JSON: {e}"
+        ) from e
     if not isinstance(changes, dict):
-        raise StartCommandError("--hf-overrides holds no JSON object")
+        raise StartCommandError(
+            f"the overrides of the model's configuration ({overrides[:40]}) are no JSON object"
+        )
     merged = dict(config)
     for name, value in changes.items():
         old = config.get(name)

@@ -44,7 +44,11 @@ class LMCacheGds(EngineAdapter):
     hybrid_manager = False
     data_parallel = True
     gpu_buffer = True
-    host_need = HostNeed(chunks=lmcache.MIN_STAGED_CHUNKS, most_bytes=_STAGING_BYTES)
+    host_need = HostNeed(
+        chunks=lmcache.LEAST_STAGED_CHUNKS,
+        enough_chunks=lmcache.ENOUGH_STAGED_CHUNKS,
+        most_bytes=_STAGING_BYTES,
+    )
     key_variables = lmcache.KEY_VARIABLES
     own_variables = (lmcache.CONFIG_VARIABLE,)
 

@@ -21,7 +21,11 @@ class LMCachePosix(EngineAdapter):
     hash_algorithm = lmcache.HASH_ALGORITHM
     hybrid_manager = False
     data_parallel = True
-    host_need = HostNeed(contexts=1, chunks=lmcache.MIN_STAGED_CHUNKS)
+    host_need = HostNeed(
+        contexts=1,
+        chunks=lmcache.ENOUGH_STAGED_CHUNKS,
+        enough_chunks=lmcache.ENOUGH_STAGED_CHUNKS,
+    )
     key_variables = lmcache.KEY_VARIABLES
     own_variables = (lmcache.CONFIG_VARIABLE,)
 

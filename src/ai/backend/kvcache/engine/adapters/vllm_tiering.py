@@ -56,6 +56,7 @@ class VllmTiering(EngineAdapter):
             },
             # The host memory is a file in /dev/shm (v1/kv_offload/cpu/shared_offload_region.py).
             shared_memory_bytes=request.host_bytes + SHARED_BESIDES_BYTES,
+            insists_on_shared_memory=True,
             warnings=(NO_CHECKSUM,),
         )
 
