@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from ai.backend.kvcache.folder.usage import namespace_bytes
+from ai.backend.kvcache.folder.usage import namespace_usage
 from ai.backend.kvcache.model.files import list_model
 from ai.backend.kvcache.model.fingerprint import fingerprint
 
@@ -97,7 +97,7 @@ def wait_for_stores(folder: Path, namespace: str) -> None:
     sizes: list[int] = []
 
     def settled() -> bool | None:
-        sizes.append(namespace_bytes(folder, namespace))
+        sizes.append(namespace_usage(folder, namespace, "lmcache-mp-fs-aesgcm").size)
         return (len(sizes) > 2 and sizes[-1] > 0 and len(set(sizes[-3:])) == 1) or None
 
     wait_until("The KV folder", settled, 120, every=1)

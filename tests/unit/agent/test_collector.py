@@ -60,7 +60,7 @@ def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
     """Makes a registry of one kernel with KV cache, and its files on disk."""
     kv = tmp_path / "kv"
     (kv / "ns" / NAMESPACE).mkdir(parents=True)
-    (kv / "ns" / NAMESPACE / "chunk.data").write_bytes(b"0" * 4096)
+    (kv / "ns" / NAMESPACE / "m@1@0@3e8@half.data").write_bytes(b"0" * 4096)
 
     def make(port: int | None, *, kv_cache: bool | None = True) -> dict[str, FakeKernel]:
         config = tmp_path / "scratches/k1/config/kvcache"
@@ -68,7 +68,10 @@ def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
             config.mkdir(parents=True, exist_ok=True)
             plan = {
                 "kv_cache": kv_cache,
-                "namespace": {"name": NAMESPACE},
+                "namespace": {
+                    "name": NAMESPACE,
+                    "description": {"storage_format": "lmcache-fs"},
+                },
                 "storage": f"/kvcache/ns/{NAMESPACE}",
             }
             (config / "plan.json").write_text(json.dumps(plan))
@@ -87,6 +90,10 @@ def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
     return make
 
 
+#: One file of a block, with 4,096 bytes.
+FOLDER = {"kvcache_mem": 4096, "kvcache_blocks": 1, "kvcache_unfinished": 0}
+
+
 async def values(collector: Collector, kernels: dict[str, Any]) -> dict[str, float]:
     measured = await collector.collect(kernels, ["c1"])
     return {str(m.key): float(m.per_container["c1"].value) for m in measured}
@@ -98,7 +105,7 @@ async def test_engine_and_folder(collector: Collector, register: Any, engine: in
         "kvcache_engine_util": 0,
         "kvcache_pool_util": 0,
         "kvcache_loaded_tokens": 8448,
-        "kvcache_mem": 4096,
+        **FOLDER,
     }
 
 
@@ -111,7 +118,7 @@ async def test_percentages_are_of_a_hundred(
 
 
 async def test_interactive_session_has_its_folder_only(collector: Collector, register: Any) -> None:
-    assert await values(collector, register(None)) == {"kvcache_mem": 4096}
+    assert await values(collector, register(None)) == FOLDER
 
 
 @pytest.mark.parametrize("kv_cache", [None, False])
@@ -128,37 +135,37 @@ async def test_other_containers_are_not_measured(
 
 
 async def test_engine_that_is_not_up(collector: Collector, register: Any) -> None:
-    assert await values(collector, register(1)) == {"kvcache_mem": 4096}
+    assert await values(collector, register(1)) == FOLDER
 
 
 async def test_engine_that_hangs(
     collector: Collector, register: Any, silent_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.2)
-    assert await values(collector, register(silent_port)) == {"kvcache_mem": 4096}
+    assert await values(collector, register(silent_port)) == FOLDER
 
 
 async def test_page_without_end(
     collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector_module, "MAX_PAGE_BYTES", 1000)
-    assert await values(collector, register(engine)) == {"kvcache_mem": 4096}
+    assert await values(collector, register(engine)) == FOLDER
 
 
 async def test_namespace_is_not_walked_every_tick(
     collector: Collector, register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = register(None)
-    assert await values(collector, kernels) == {"kvcache_mem": 4096}
-    (tmp_path / "kv/ns" / NAMESPACE / "more.data").write_bytes(b"0" * 4)
-    assert await values(collector, kernels) == {"kvcache_mem": 4096}
+    assert await values(collector, kernels) == FOLDER
+    (tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e9@half.data").write_bytes(b"0" * 4)
+    assert await values(collector, kernels) == FOLDER
     monkeypatch.setattr(collector_module, "USAGE_INTERVAL_SECONDS", 0.0)
-    assert await values(collector, kernels) == {"kvcache_mem": 4100}
+    assert await values(collector, kernels) == {**FOLDER, "kvcache_mem": 4100, "kvcache_blocks": 2}
 
 
 async def test_namespace_that_vanished(collector: Collector, register: Any, tmp_path: Path) -> None:
     kernels = register(None)
-    (tmp_path / "kv/ns" / NAMESPACE / "chunk.data").unlink()
+    (tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e8@half.data").unlink()
     (tmp_path / "kv/ns" / NAMESPACE).rmdir()
     assert await collector.collect(kernels, ["c1"]) == []
 
@@ -173,7 +180,7 @@ async def test_folder_that_hangs(
     collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A hanging file server, which this machine does not have.
-    monkeypatch.setattr(collector_module, "namespace_bytes", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(collector_module, "namespace_usage", lambda *_: time.sleep(0.5))
     monkeypatch.setattr(collector_module, "USAGE_WAIT_SECONDS", 0.05)
     measured = await values(collector, register(engine))
     assert "kvcache_mem" not in measured

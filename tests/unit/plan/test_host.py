@@ -15,7 +15,7 @@ GIB = 2**30
 MIB = 2**20
 
 #: Staging only, in private pools; at least 4 chunks, and better 64.
-STAGING = HostNeed(chunks=4, enough_chunks=64, most_bytes=5 * GIB)
+STAGING = HostNeed(chunks=4, enough_chunks=64, most_bytes=5 * GIB, insists=False)
 #: A context at least; a cache where another one fits.
 TIER = HostNeed(contexts=1, chunks=64, enough_chunks=64)
 #: One cache for all.
@@ -55,8 +55,10 @@ class TestStaging:
 
     def test_too_little(self) -> None:
         # 4 x 11 MiB, in steps of 64 MiB; for each of eight a quarter of 1 GiB is 32.
-        with pytest.raises(DeclinedError, match=r"take 0\.5 GiB .* with 2 GiB of memory"):
-            divide_host(STAGING, request(limit_bytes=GIB))
+        host = divide_host(STAGING, request(limit_bytes=GIB))
+        assert host.size == 64 * MIB
+        assert "take 0.5 GiB of host memory" in host.notes[0]
+        assert "start the session with 2 GiB of memory" in host.notes[0]
 
     def test_limit_that_is_not_known(self) -> None:
         assert divide_host(STAGING, request(limit_bytes=None)).size == 5 * GIB
@@ -120,6 +122,7 @@ def test_never_more_than_a_quarter(limit: int, ranks: int, context: int, need: H
         host = divide_host(need, asked)
     except DeclinedError:
         return
-    assert host.size * host.pools <= limit // 4
+    # What does not insist takes its least all the same, and says so.
+    assert host.size * host.pools <= limit // 4 or (host.notes and not need.insists)
     assert host.size >= need.contexts * context
     assert host.size % need.unit_bytes == 0

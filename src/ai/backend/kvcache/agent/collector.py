@@ -24,13 +24,13 @@ from ai.backend.common.types import MetricKey
 from ai.backend.logging import BraceStyleAdapter
 
 from ..folder.layout import namespace_directory
-from ..folder.usage import namespace_bytes
+from ..folder.usage import Usage, namespace_usage
 from ..metrics.indicators import (
     INDICATORS,
-    NAMESPACE_BYTES,
     Indicator,
     engine_indicators,
     read_counters,
+    usage_indicators,
 )
 from ..plan.plan import PLAN_FILE
 from .leases import LeaseKeeper
@@ -62,15 +62,17 @@ class _Target:
     metrics_url: str | None
     namespace: tuple[Path, str] | None
     """(KV folder as a path of this host, name of the namespace)."""
+    storage_format: str
+    """Of the files in it."""
 
 
 @attrs.define
 class _Usage:
-    """The last known size of a namespace."""
+    """What a namespace was last known to hold."""
 
-    size: int | None = None
+    usage: Usage | None = None
     measured_at: float = float("-inf")
-    walk: asyncio.Future[int] | None = None
+    walk: asyncio.Future[Usage] | None = None
 
 
 def _metrics_url(kernel: Any) -> str | None:
@@ -167,7 +169,13 @@ class Collector:
         alive = {kernel_id for kernel_id, _, _ in wanted}
         self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
         targets = [
-            _Target(container_id, kernel_id, _metrics_url(kernel), _namespace(kernel, plan))
+            _Target(
+                container_id,
+                kernel_id,
+                _metrics_url(kernel),
+                _namespace(kernel, plan),
+                str(plan["namespace"]["description"].get("storage_format")),
+            )
             for kernel_id, container_id, kernel in wanted
             if (plan := self._plans[kernel_id]) is not None
         ]
@@ -192,8 +200,8 @@ class Collector:
         return plan if plan["kv_cache"] else None
 
     async def _measure(self, target: _Target) -> Mapping[str, float]:
-        engine, size = await asyncio.gather(self._scrape(target), self._namespace_bytes(target))
-        return engine if size is None else {**engine, NAMESPACE_BYTES.key: size}
+        engine, usage = await asyncio.gather(self._scrape(target), self._usage(target))
+        return engine if usage is None else {**engine, **usage_indicators(usage)}
 
     async def _scrape(self, target: _Target) -> Mapping[str, float]:
         if target.metrics_url is None:
@@ -214,26 +222,28 @@ class Collector:
             return {}
         return engine_indicators(counters)
 
-    async def _namespace_bytes(self, target: _Target) -> int | None:
+    async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:
             return None
-        usage = self._usages[target.namespace]
+        known = self._usages[target.namespace]
         now = time.monotonic()
-        if usage.walk is None and now - usage.measured_at >= USAGE_INTERVAL_SECONDS:
+        if known.walk is None and now - known.measured_at >= USAGE_INTERVAL_SECONDS:
             loop = asyncio.get_running_loop()
-            usage.walk = loop.run_in_executor(self._walkers, namespace_bytes, *target.namespace)
-        if usage.walk is not None:
-            done, _ = await asyncio.wait({usage.walk}, timeout=USAGE_WAIT_SECONDS)
+            known.walk = loop.run_in_executor(
+                self._walkers, namespace_usage, *target.namespace, target.storage_format
+            )
+        if known.walk is not None:
+            done, _ = await asyncio.wait({known.walk}, timeout=USAGE_WAIT_SECONDS)
             # Sessions that share the namespace wait for the same walk; the first one files it.
-            if done and (walk := usage.walk) is not None:
-                usage.walk = None
-                usage.measured_at = now
+            if done and (walk := known.walk) is not None:
+                known.walk = None
+                known.measured_at = now
                 try:
-                    usage.size = walk.result()
+                    known.usage = walk.result()
                 except OSError as e:
-                    usage.size = None
+                    known.usage = None
                     log.warning("kernel {}: namespace not readable: {}", target.kernel_id, e)
-        return usage.size
+        return known.usage
 
 
 def _container_measurement(

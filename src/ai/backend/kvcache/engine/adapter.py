@@ -120,6 +120,9 @@ class HostNeed:
     """Whether it is one memory for all ranks of the session."""
     is_cache: bool = False
     """Whether the engine keeps contexts in it whatever its size."""
+    insists: bool = True
+    """Whether less than that does harm, so that a session with too little memory has to do
+    without KV cache."""
     leave_bytes: int = 0
     """What has to be left of the session's memory besides, or the engine does not start."""
 

@@ -11,7 +11,9 @@ from typing import Literal
 import attrs
 from prometheus_client.parser import text_string_to_metric_families
 
-Unit = Literal["percent", "tokens", "bytes"]
+from ..folder.usage import Usage
+
+Unit = Literal["percent", "tokens", "bytes", "files"]
 
 
 @attrs.frozen
@@ -74,13 +76,10 @@ class Indicator:
     key: str
     unit: Unit
     meaning: str
-    of_engine: Callable[[EngineCounters], float | None] | None
-    """None: not the engine says it, but the folder."""
+    of_engine: Callable[[EngineCounters], float | None] | None = None
+    of_usage: Callable[[Usage], float | None] | None = None
+    """The one of the two that says it."""
 
-
-NAMESPACE_BYTES = Indicator(
-    "kvcache_mem", "bytes", "bytes of the session's namespace in the KV folder", None
-)
 
 INDICATORS = (
     Indicator(
@@ -107,7 +106,24 @@ INDICATORS = (
         "prompt tokens loaded from the KV folder since the engine started",
         lambda c: c.folder_tokens,
     ),
-    NAMESPACE_BYTES,
+    Indicator(
+        "kvcache_mem",
+        "bytes",
+        "bytes of the session's namespace in the KV folder",
+        of_usage=lambda u: u.size,
+    ),
+    Indicator(
+        "kvcache_blocks",
+        "files",
+        "blocks of contexts in the session's namespace",
+        of_usage=lambda u: u.blocks,
+    ),
+    Indicator(
+        "kvcache_unfinished",
+        "files",
+        "files in it that were begun and not finished, now or by an engine that ended",
+        of_usage=lambda u: u.unfinished,
+    ),
 )
 
 
@@ -116,4 +132,12 @@ def engine_indicators(
 ) -> Mapping[str, float]:
     """Indicator key → value, for those that the engine's page supports."""
     values = {i.key: i.of_engine(counters) for i in indicators if i.of_engine is not None}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def usage_indicators(
+    usage: Usage, indicators: Iterable[Indicator] = INDICATORS
+) -> Mapping[str, float]:
+    """The same for what lies in the folder."""
+    values = {i.key: i.of_usage(usage) for i in indicators if i.of_usage is not None}
     return {key: value for key, value in values.items() if value is not None}

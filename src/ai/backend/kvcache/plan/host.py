@@ -85,7 +85,7 @@ def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
     """The host memory that an adapter gets.
 
     Raises:
-        DeclinedError: it is too little for it.
+        DeclinedError: it is too little, and the adapter insists.
     """
     pools, of_ranks = (1, request.ranks) if need.is_shared else (request.ranks, 1)
     context = of_ranks * request.context_bytes
@@ -99,13 +99,18 @@ def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
             if request.total_bytes is not None
             else f"start the session with {-(-needed // GIB)} GiB of memory"
         )
-        raise DeclinedError(
-            f"transfers between GPU and folder take {gib(least * pools)} of host memory for "
-            f"contexts of {request.context_tokens} tokens, and there are {gib(available * pools)} "
-            f"({why}); {remedy} or lower --max-model-len"
+        problem = (
+            f"transfers between GPU and folder take {gib(least * pools)} of host memory, and there "
+            f"are {gib(available * pools)} ({why}); {remedy}"
         )
+        if need.insists:
+            raise DeclinedError(
+                f"{problem} or lower --max-model-len (contexts have up to "
+                f"{request.context_tokens} tokens)"
+            )
+        return HostMemory(least, pools, need.is_cache, why, (problem,))
     if need.most_bytes is not None:
-        size, keeps = min(available, max(need.most_bytes, least)), False
+        size, keeps = min(available, max(need.most_bytes, least)), need.is_cache
     else:
         keeps = request.may_keep and (need.is_cache or available >= least + context)
         size = available if keeps else least

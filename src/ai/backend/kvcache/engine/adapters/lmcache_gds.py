@@ -48,6 +48,7 @@ class LMCacheGds(EngineAdapter):
         chunks=lmcache.LEAST_STAGED_CHUNKS,
         enough_chunks=lmcache.ENOUGH_STAGED_CHUNKS,
         most_bytes=_STAGING_BYTES,
+        insists=False,
     )
     key_variables = lmcache.KEY_VARIABLES
     own_variables = (lmcache.CONFIG_VARIABLE,)

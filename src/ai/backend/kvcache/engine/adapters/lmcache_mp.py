@@ -191,7 +191,7 @@ class LMCacheMultiProcess(EngineAdapter):
     # LMCache's own class has it, which is what vLLM takes from 0.22 on.
     hybrid_manager = True
     data_parallel = False
-    host_need = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True)
+    host_need = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True, insists=False)
 
     def storage_format(self, versions: Versions) -> str:
         return "lmcache-mp-fs-aesgcm" if _release(versions).seals else "lmcache-mp-fs"
