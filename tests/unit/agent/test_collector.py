@@ -105,8 +105,25 @@ async def test_engine_and_folder(collector: Collector, register: Any, engine: in
         "kvcache_engine_util": 0,
         "kvcache_pool_util": 0,
         "kvcache_loaded_tokens": 8448,
+        "kvcache_computed_util": 7.165,
+        "kvcache_saved_seconds": 1.823,
+        "kvcache_first_token_p50": 0.175,
+        "kvcache_first_token_p95": 0.45,
+        "kvcache_preempted": 0,
         **FOLDER,
     }
+
+
+async def test_what_was_said_of_requests_stands(
+    collector: Collector, register: Any, engine: int
+) -> None:
+    kernels = register(engine)
+    first = await values(collector, kernels)
+    # Nobody asked in between.
+    second = await values(collector, kernels)
+    assert second["kvcache_util"] == first["kvcache_util"]
+    assert second["kvcache_first_token_p50"] == first["kvcache_first_token_p50"]
+    assert second["kvcache_saved_seconds"] == 0
 
 
 async def test_percentages_are_of_a_hundred(

@@ -1,76 +1,287 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ai.backend.kvcache.metrics.indicators import INDICATORS, engine_indicators, read_counters
+from ai.backend.kvcache.folder.usage import Usage
+from ai.backend.kvcache.metrics.indicators import (
+    INDICATORS,
+    LASTING,
+    Unit,
+    engine_indicators,
+    usage_indicators,
+)
+from ai.backend.kvcache.metrics.interval import between, quantile
+from ai.backend.kvcache.metrics.reading import QUANTITIES, Reading, read_page
 
 
-def indicators_of(page: str) -> dict[str, float]:
-    return dict(engine_indicators(read_counters(page)))
+def page(**samples: float) -> str:
+    """A page of vLLM's; keyword → value, as in the table below."""
+    lines = {
+        "computed": 'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"}',
+        "engine": 'vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"}',
+        "folder": 'vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"}',
+        "prompts": 'vllm:prompt_tokens_total{engine="0"}',
+        "requests": "vllm:time_to_first_token_seconds_count",
+        "first": "vllm:time_to_first_token_seconds_sum",
+        "prefill": "vllm:request_prefill_time_seconds_sum",
+        "queue": "vllm:request_queue_time_seconds_sum",
+        "read_bytes": "lmcache:num_remote_read_bytes_total",
+        "reads": "lmcache:num_remote_read_requests_total",
+        "evicted": "lmcache:local_cpu_evict_keys_count_total",
+        "failed": "lmcache:get_blocking_failed_count",
+    }
+    return "".join(f"{lines[name]} {value}\n" for name, value in samples.items())
+
+
+def values(before: str | None, after: str, seconds: float = 10) -> Mapping[str, float]:
+    earlier = None if before is None else read_page(before)
+    return engine_indicators(between(earlier, read_page(after), seconds))
 
 
 class TestCapturedPages:
     @pytest.mark.parametrize(
-        "name", ["vllm-0.32_lmcache-mp-0.5.6_engine", "vllm-0.20_lmcache-mp-0.4.6_engine"]
+        "name",
+        [
+            "vllm-0.32_lmcache-mp-0.5.6_engine",
+            "vllm-0.20_lmcache-mp-0.4.6_engine",
+            "vllm-0.20_lmcache-0.4.4_inprocess",
+            "vllm-0.32_lmcache-0.5.6_inprocess",
+        ],
     )
     def test_with_a_folder(self, data: Path, name: str) -> None:
-        page = (data / "engine-pages" / f"{name}.prom").read_text()
-        assert indicators_of(page) == {
-            # 8,448 of 652 + 0 + 8,448 prompt tokens
-            "kvcache_util": pytest.approx(92.835, abs=0.001),
-            "kvcache_engine_util": 0,
-            "kvcache_pool_util": 0,
-            "kvcache_loaded_tokens": 8448,
-        }
+        found = values("", (data / "engine-pages" / f"{name}.prom").read_text())
+        # 8,448 of 652 + 0 + 8,448 prompt tokens
+        assert found["kvcache_util"] == pytest.approx(92.835, abs=0.001)
+        assert found["kvcache_engine_util"] == 0
+        assert found["kvcache_computed_util"] == pytest.approx(7.165, abs=0.001)
+        assert found["kvcache_pool_util"] == 0
+        assert found["kvcache_loaded_tokens"] == 8448
 
     def test_engine_memory_only(self, data: Path) -> None:
-        page = (data / "engine-pages/vllm-0.32_no-offload.prom").read_text()
-        values = indicators_of(page)
+        found = values("", (data / "engine-pages/vllm-0.32_no-offload.prom").read_text())
         # 8,832 of 9,268 + 8,832 prompt tokens
-        assert values["kvcache_engine_util"] == pytest.approx(48.796, abs=0.001)
-        assert values["kvcache_util"] == 0
+        assert found["kvcache_engine_util"] == pytest.approx(48.796, abs=0.001)
+        assert found["kvcache_util"] == 0
+
+    def test_bytes_of_lmcache_inside_vllm(self, data: Path) -> None:
+        text = (data / "engine-pages/vllm-0.20_lmcache-0.4.4_inprocess.prom").read_text()
+        found = values("", text, seconds=30)
+        # 34,603,008 bytes in 33 reads
+        assert found["kvcache_load_rate"] == pytest.approx(1_153_433.6)
+        assert found["kvcache_load_mem"] == 1_048_576
+
+    def test_prefill_saved(self, data: Path) -> None:
+        text = (data / "engine-pages/vllm-0.32_lmcache-mp-0.5.6_engine.prom").read_text()
+        reading = read_page(text)
+        assert reading["queue_seconds"] is not None
+        # 652 tokens were computed in 0.1438 s, and 8,448 were loaded; of the 0.6916 s that first
+        # tokens took, what was neither queue nor prefill was loading.
+        loading = 0.6916365623 - 0.1437863110 - reading["queue_seconds"]
+        found = values("", text)
+        assert found["kvcache_saved_seconds"] == pytest.approx(
+            8448 * 0.1437863110 / 652 - loading, abs=1e-6
+        )
+
+    def test_server_beside_the_engine(self, data: Path) -> None:
+        pages = [
+            (data / f"engine-pages/vllm-0.32_lmcache-mp-0.5.6_{of}.prom").read_text()
+            for of in ("engine", "server")
+        ]
+        reading = read_page("\n".join(pages))
+        assert reading["folder_tokens"] == 8448
+        assert reading["loads"] == 33
+        assert reading["evicted_blocks"] == 33
+        assert values("", "\n".join(pages), seconds=11)["kvcache_evicted_rate"] == 3
 
 
-class TestAbsence:
-    def test_empty_page(self) -> None:
-        assert indicators_of("") == {}
+class TestSglang:
+    PAGE = "\n".join([
+        'sglang:prompt_tokens_total{model_name="m",is_streaming="true"} 600',
+        'sglang:prompt_tokens_total{model_name="m",is_streaming="false"} 400',
+        'sglang:cached_tokens_total{model_name="m",cache_source="device"} 100',
+        'sglang:cached_tokens_total{model_name="m",cache_source="host"} 200',
+        'sglang:cached_tokens_total{model_name="m",cache_source="storage_HiCacheFile"} 1',
+        'sglang:cached_tokens_total{model_name="m",cache_source="storage"} 300',
+        'sglang:cached_tokens_total{model_name="m",cache_source="total"} 601',
+        'sglang:token_usage{model_name="m"} 0.25',
+        "",
+    ])
 
-    def test_no_requests_yet_has_no_shares(self) -> None:
-        page = "\n".join([
-            "# TYPE vllm:prompt_tokens_by_source_total counter",
-            'vllm:prompt_tokens_by_source_total{source="local_compute"} 0',
-            'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} 0',
-            "",
-        ])
-        assert indicators_of(page) == {"kvcache_loaded_tokens": 0}
+    def test_shares(self) -> None:
+        found = values("", self.PAGE)
+        assert found["kvcache_util"] == pytest.approx(30)
+        assert found["kvcache_engine_util"] == pytest.approx(10)
+        assert found["kvcache_host_util"] == pytest.approx(20)
+        # 1,000 - 100 - 200 - 300
+        assert found["kvcache_computed_util"] == pytest.approx(40)
+        assert found["kvcache_pool_util"] == 25
 
-    def test_engines_are_summed_and_pools_averaged(self) -> None:
-        page = "\n".join([
-            "# TYPE vllm:prompt_tokens_by_source_total counter",
-            'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 100',
-            'vllm:prompt_tokens_by_source_total{engine="1",source="external_kv_transfer"} 300',
-            "# TYPE vllm:kv_cache_usage_perc gauge",
+
+class TestDifferences:
+    def test_only_what_is_new_counts(self) -> None:
+        before = page(prompts=1000, computed=1000, engine=0, folder=0)
+        after = page(prompts=2000, computed=1100, engine=200, folder=700)
+        found = values(before, after)
+        assert found["kvcache_util"] == 70
+        assert found["kvcache_engine_util"] == 20
+        assert found["kvcache_computed_util"] == 10
+
+    def test_rates(self) -> None:
+        found = values(
+            page(read_bytes=1000, reads=1, evicted=5, failed=1),
+            page(read_bytes=5000, reads=5, evicted=25, failed=3),
+            seconds=4,
+        )
+        assert found["kvcache_load_rate"] == 1000
+        assert found["kvcache_load_mem"] == 1000
+        assert found["kvcache_evicted_rate"] == 5
+        assert found["kvcache_failed_loads"] == 2
+
+    def test_nobody_asked(self) -> None:
+        same = page(prompts=1000, computed=500, folder=500, read_bytes=7, reads=1)
+        found = values(same, same)
+        assert "kvcache_util" not in found
+        assert "kvcache_load_mem" not in found
+        # That nothing was read is known.
+        assert found["kvcache_load_rate"] == 0
+
+    def test_first_look_has_shares_and_no_rates(self) -> None:
+        found = values(None, page(prompts=100, computed=25, folder=75, read_bytes=1000, reads=1))
+        assert found["kvcache_util"] == 75
+        assert "kvcache_load_rate" not in found
+
+    def test_restart_is_no_negative_rate(self) -> None:
+        before = page(prompts=1000, computed=1000, folder=0, read_bytes=900)
+        after = page(prompts=100, computed=40, folder=60, read_bytes=950)
+        found = values(before, after)
+        # Since the new start; bytes went up, and yet nobody knows since when.
+        assert found["kvcache_util"] == 60
+        assert "kvcache_load_rate" not in found
+        assert all(value >= 0 for value in found.values())
+
+    def test_counter_that_appears_was_zero(self) -> None:
+        found = values(page(prompts=100), page(prompts=300, folder=100))
+        assert found["kvcache_util"] == 50
+
+    def test_ranks_are_summed_and_pools_averaged(self) -> None:
+        text = "\n".join([
+            'vllm:prompt_tokens_total{engine="0"} 100',
+            'vllm:prompt_tokens_total{engine="1"} 300',
+            'vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} 100',
+            'vllm:prompt_tokens_by_source_total{engine="1",source="external_kv_transfer"} 200',
             'vllm:kv_cache_usage_perc{engine="0"} 0.2',
             'vllm:kv_cache_usage_perc{engine="1"} 0.4',
             "",
         ])
-        assert indicators_of(page) == {
-            "kvcache_util": 75,
-            "kvcache_loaded_tokens": 300,
-            "kvcache_pool_util": pytest.approx(30),
-        }
+        found = values("", text)
+        assert found["kvcache_util"] == 75
+        assert found["kvcache_pool_util"] == pytest.approx(30)
+
+
+class TestFirstTokens:
+    BUCKETS = (
+        'vllm:time_to_first_token_seconds_bucket{{le="0.1"}} {}\n'
+        'vllm:time_to_first_token_seconds_bucket{{le="1.0"}} {}\n'
+        'vllm:time_to_first_token_seconds_bucket{{le="+Inf"}} {}\n'
+    )
+
+    def test_quantiles(self) -> None:
+        found = values(self.BUCKETS.format(0, 0, 0), self.BUCKETS.format(10, 20, 20))
+        # The tenth of twenty is at the end of the first bucket; the nineteenth is 9 of 10 into
+        # the second.
+        assert found["kvcache_first_token_p50"] == pytest.approx(0.1)
+        assert found["kvcache_first_token_p95"] == pytest.approx(0.1 + 0.9 * 0.9)
+
+    @pytest.mark.parametrize(
+        ("folder", "engine", "requests", "known"),
+        [
+            (0, 0, 3, {"kvcache_first_token_cold"}),
+            (700, 0, 1, {"kvcache_first_token_warm"}),
+            (0, 700, 1, {"kvcache_first_token_warm"}),
+            # Two requests, of which one may have been new.
+            (700, 0, 2, set()),
+        ],
+    )
+    def test_cold_and_warm_are_not_mixed(
+        self, folder: int, engine: int, requests: int, known: set[str]
+    ) -> None:
+        after = page(
+            prompts=1000, computed=1000, folder=folder, engine=engine, requests=requests
+        ) + self.BUCKETS.format(0, requests, requests)
+        found = values(page(folder=0, engine=0, requests=0) + self.BUCKETS.format(0, 0, 0), after)
+        split = {"kvcache_first_token_cold", "kvcache_first_token_warm"}
+        assert split & found.keys() == known
+
+    def test_longer_than_the_last_bound(self) -> None:
+        assert quantile({0.1: 0, 1.0: 0, math.inf: 4}, 0.5) == 1.0
+
+    def test_nothing(self) -> None:
+        assert quantile({}, 0.5) is None
+        assert quantile({0.1: 0, math.inf: 0}, 0.5) is None
+
+    @given(
+        st.lists(st.integers(0, 50), min_size=1, max_size=8),
+        st.floats(0, 1),
+    )
+    def test_lies_between_the_bounds(self, counts: list[int], share: float) -> None:
+        total, buckets = 0, {}
+        for bound, count in enumerate(counts, start=1):
+            total += count
+            buckets[float(bound)] = float(total)
+        buckets[math.inf] = float(total)
+        found = quantile(buckets, share)
+        assert found is None if total == 0 else found is not None and 0 <= found <= len(counts)
+
+
+class TestAbsence:
+    def test_empty_page(self) -> None:
+        assert values("", "") == {}
+
+    def test_no_requests_yet_has_no_shares(self) -> None:
+        assert values("", page(prompts=0, computed=0, folder=0)) == {"kvcache_loaded_tokens": 0}
+
+    def test_number_that_is_none(self) -> None:
+        assert values("", "vllm:kv_cache_usage_perc NaN\n") == {}
 
     def test_not_a_metrics_page(self) -> None:
-        with pytest.raises(ValueError, match="not found"):
-            read_counters("<html>\n{")
+        with pytest.raises(ValueError, match="line 1 of the metrics page"):
+            read_page("vllm:prompt_tokens_total{ 5\n")
+
+    @given(st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e15)))
+    def test_any_reading_gives_finite_figures(self, some: dict[str, float]) -> None:
+        for before in (None, Reading({}, {}), Reading(some, {})):
+            found = engine_indicators(between(before, Reading(some, {}), 30))
+            assert all(math.isfinite(value) for value in found.values())
 
 
-class TestNames:
-    def test_as_backend_ai_shows_them(self) -> None:
+class TestFolder:
+    def test_what_lies_there(self) -> None:
+        assert usage_indicators(Usage(4096, 2, 1)) == {
+            "kvcache_mem": 4096,
+            "kvcache_blocks": 2,
+            "kvcache_unfinished": 1,
+        }
+
+    def test_form_that_is_not_known(self) -> None:
+        assert usage_indicators(Usage(4096, None, None)) == {"kvcache_mem": 4096}
+
+
+class TestTable:
+    def test_names_as_backend_ai_shows_them(self) -> None:
         for indicator in INDICATORS:
             assert "io" not in indicator.key
             assert "." not in indicator.key
-            assert indicator.key.endswith("_util") == (indicator.unit == "percent")
-            assert indicator.key.endswith("_mem") == (indicator.unit == "bytes")
+            assert indicator.key.endswith("_util") == (indicator.unit is Unit.PERCENT)
+            assert indicator.key.endswith("_mem") == (indicator.unit is Unit.BYTES)
+
+    def test_each_has_one_origin_and_one_name(self) -> None:
+        assert len({i.key for i in INDICATORS}) == len(INDICATORS)
+        for indicator in INDICATORS:
+            assert (indicator.of_interval is None) != (indicator.of_usage is None)
+        assert {i.key for i in INDICATORS} >= LASTING

@@ -27,11 +27,14 @@ from ..folder.layout import namespace_directory
 from ..folder.usage import Usage, namespace_usage
 from ..metrics.indicators import (
     INDICATORS,
+    LASTING,
     Indicator,
+    Unit,
     engine_indicators,
-    read_counters,
     usage_indicators,
 )
+from ..metrics.interval import between
+from ..metrics.reading import Reading, read_page
 from ..plan.plan import PLAN_FILE
 from .leases import LeaseKeeper
 
@@ -73,6 +76,26 @@ class _Usage:
     usage: Usage | None = None
     measured_at: float = float("-inf")
     walk: asyncio.Future[Usage] | None = None
+
+
+@attrs.define
+class _Engine:
+    """What a session's engine last said."""
+
+    reading: Reading | None = None
+    read_at: float = float("-inf")
+    lasting: Mapping[str, float] = attrs.field(factory=dict)
+
+    def take(self, reading: Reading, now: float) -> Mapping[str, float]:
+        """The figures from the reading before to this one."""
+        interval = between(self.reading, reading, now - self.read_at)
+        values = engine_indicators(interval)
+        if interval.seconds is None:
+            # Another engine than the one that was asked before.
+            self.lasting = {}
+        self.reading, self.read_at = reading, now
+        self.lasting = {**self.lasting, **{k: v for k, v in values.items() if k in LASTING}}
+        return {**self.lasting, **values}
 
 
 def _metrics_url(kernel: Any) -> str | None:
@@ -118,6 +141,7 @@ class Collector:
         self._http: aiohttp.ClientSession | None = None
         self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._usages: dict[tuple[Path, str], _Usage] = {}
+        self._engines: dict[str, _Engine] = {}
 
     async def close(self) -> None:
         if self._http is not None:
@@ -182,6 +206,7 @@ class Collector:
         self._usages = {
             t.namespace: self._usages.get(t.namespace, _Usage()) for t in targets if t.namespace
         }
+        self._engines = {t.kernel_id: self._engines.get(t.kernel_id, _Engine()) for t in targets}
         return targets
 
     def _read_plans(self, kernel_ids: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
@@ -200,10 +225,11 @@ class Collector:
         return plan if plan["kv_cache"] else None
 
     async def _measure(self, target: _Target) -> Mapping[str, float]:
-        engine, usage = await asyncio.gather(self._scrape(target), self._usage(target))
+        scraped = self._scrape(target, self._engines[target.kernel_id])
+        engine, usage = await asyncio.gather(scraped, self._usage(target))
         return engine if usage is None else {**engine, **usage_indicators(usage)}
 
-    async def _scrape(self, target: _Target) -> Mapping[str, float]:
+    async def _scrape(self, target: _Target, engine: _Engine) -> Mapping[str, float]:
         if target.metrics_url is None:
             return {}
         if self._http is None:
@@ -215,12 +241,12 @@ class Collector:
             async with self._http.get(target.metrics_url) as response:
                 response.raise_for_status()
                 page = await _read_page(response)
-            counters = await asyncio.to_thread(read_counters, page)
+            reading = await asyncio.to_thread(read_page, page)
         except (aiohttp.ClientError, TimeoutError, ValueError) as e:
             # Engines take minutes to load a model, so this is the ordinary state at first.
             log.debug("kernel {}: no engine metrics: {!r}", target.kernel_id, e)
             return {}
-        return engine_indicators(counters)
+        return engine.take(reading, time.monotonic())
 
     async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:
@@ -249,7 +275,7 @@ class Collector:
 def _container_measurement(
     indicator: Indicator, values: Mapping[str, float]
 ) -> ContainerMeasurement:
-    capacity = Decimal(100) if indicator.unit == "percent" else None
+    capacity = Decimal(100) if indicator.unit is Unit.PERCENT else None
     return ContainerMeasurement(
         MetricKey(indicator.key),
         MetricTypes.GAUGE,
@@ -257,5 +283,5 @@ def _container_measurement(
             cid: Measurement(Decimal(str(round(value, 3))), capacity)
             for cid, value in values.items()
         },
-        unit_hint=indicator.unit,
+        unit_hint=str(indicator.unit),
     )

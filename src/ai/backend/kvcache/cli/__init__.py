@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from .indicators import indicators
 from .plan import plan
 
 
@@ -20,3 +21,4 @@ def kvcache() -> None:
 
 
 kvcache.add_command(plan)
+kvcache.add_command(indicators)

@@ -21,7 +21,7 @@ class InputError(click.ClickException):
 
     exit_code = 2
 
-    def __init__(self, error: KVCacheError) -> None:
+    def __init__(self, error: KVCacheError | ValueError) -> None:
         super().__init__(str(error))
 
 
@@ -60,6 +60,20 @@ class Share(click.ParamType):
         if share is None or not 0 < share <= 1:
             self.fail(f"{value!r} is not above 0 and up to 1", param, ctx)
         return share
+
+
+class Seconds(click.ParamType):
+    """A length of time."""
+
+    name = "SECONDS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = _decimal(value)
+        if seconds is None or not 0 < seconds <= MAX_COUNT:
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return float(seconds)
 
 
 class Gpus(click.ParamType):

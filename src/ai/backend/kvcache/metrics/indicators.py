@@ -1,68 +1,36 @@
-"""What is reported of a session, and how it follows from vLLM's metrics page.
+"""What is reported of a session: one table of figures, and how each follows from what was read.
 
-An indicator that the page does not support is left out; it is never reported as zero.
+A figure that cannot be known is left out; it is never reported as zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from enum import StrEnum
 
 import attrs
-from prometheus_client.parser import text_string_to_metric_families
 
 from ..folder.usage import Usage
-
-Unit = Literal["percent", "tokens", "bytes", "files"]
-
-
-@attrs.frozen
-class EngineCounters:
-    """What the indicators are computed from, summed over the engine's processes.
-
-    None: the page does not have it.
-    """
-
-    prompt_tokens: float | None
-    folder_tokens: float | None
-    """Prompt tokens that the connector brought: from the folder, or from LMCache's memory in front
-    of it."""
-    engine_tokens: float | None
-    """Prompt tokens that were still in the engine's own memory."""
-    pool_use: float | None
-    """Share of the engine's KV pool in use, 0 … 1."""
+from .interval import Interval, quantile, ratio
 
 
-def read_counters(page: str) -> EngineCounters:
-    """Reads vLLM's metrics page.
+class Unit(StrEnum):
+    """What a figure is in."""
 
-    ``vllm:prompt_tokens_by_source_total`` says for each prompt token where its KV came from
-    (vLLM 0.20 and later).
-
-    Raises:
-        ValueError: the page is not in Prometheus' text format.
-    """
-    by_source: dict[str, float] = {}
-    pool_uses: list[float] = []
-    for family in text_string_to_metric_families(page):
-        if family.name == "vllm:prompt_tokens_by_source":
-            for sample in family.samples:
-                if sample.name.endswith("_total"):
-                    source = sample.labels.get("source", "")
-                    by_source[source] = by_source.get(source, 0) + sample.value
-        elif family.name == "vllm:kv_cache_usage_perc":
-            pool_uses = [sample.value for sample in family.samples]
-    return EngineCounters(
-        prompt_tokens=sum(by_source.values()) if by_source else None,
-        folder_tokens=by_source.get("external_kv_transfer"),
-        engine_tokens=by_source.get("local_cache_hit"),
-        pool_use=sum(pool_uses) / len(pool_uses) if pool_uses else None,
-    )
+    PERCENT = "percent"
+    TOKENS = "tokens"
+    BYTES = "bytes"
+    BYTES_PER_SECOND = "bytes_per_second"
+    FILES = "files"
+    SECONDS = "seconds"
+    COUNT = "count"
+    PER_SECOND = "per_second"
+    YES = "yes"
+    """1 or 0."""
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    """Percent; unknown while there is nothing to have a share of."""
-    return None if part is None or not whole else 100 * part / whole
+type _OfInterval = Callable[[Interval], float | None]
+type _OfUsage = Callable[[Usage], float | None]
 
 
 @attrs.frozen
@@ -76,62 +44,240 @@ class Indicator:
     key: str
     unit: Unit
     meaning: str
-    of_engine: Callable[[EngineCounters], float | None] | None = None
-    of_usage: Callable[[Usage], float | None] | None = None
+    of_interval: _OfInterval | None = None
+    of_usage: _OfUsage | None = None
     """The one of the two that says it."""
+    lasts: bool = False
+    """Whether it stands until there is a new one: while nobody asks, nothing new can be said of
+    requests, and what was said of the last ones stays true."""
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    share = ratio(part, whole)
+    return None if share is None else 100 * share
+
+
+def _share_of_prompts(key: str) -> _OfInterval:
+    return lambda i: _percent(i.rose(key), i.rose("prompt_tokens"))
+
+
+def _computed_tokens(interval: Interval) -> float | None:
+    computed = interval.rose("computed_tokens")
+    prompts = interval.rose("prompt_tokens")
+    if computed is not None or prompts is None:
+        return computed
+    # SGLang counts what it found.
+    found = [interval.rose(key) for key in ("folder_tokens", "engine_tokens", "host_tokens")]
+    known = [tokens for tokens in found if tokens is not None]
+    return prompts - sum(known) if known else None
+
+
+def _saved_seconds(interval: Interval) -> float | None:
+    """What the loaded tokens would have taken to compute, less what it took to load them.
+
+    The rate is the session's own since its start, loads excluded: vLLM schedules a request, and
+    begins to count its prefill, when its load is done. What a first token waits for besides queue
+    and prefill is the load.
+    """
+    now = interval.now
+    rate = ratio(now["prefill_seconds"], now["computed_tokens"])
+    loaded = interval.rose("folder_tokens")
+    parts = [interval.rose(k) for k in ("first_token_seconds", "prefill_seconds", "queue_seconds")]
+    if rate is None or loaded is None or None in parts:
+        return None
+    first, prefill, queue = (part or 0.0 for part in parts)
+    return loaded * rate - max(0.0, first - prefill - queue)
+
+
+def _is_cold(interval: Interval) -> bool | None:
+    """Whether all requests of the interval found nothing, or the only one found something.
+
+    None: some may have and others not, which a page does not tell apart.
+    """
+    found = [interval.rose(key) for key in ("folder_tokens", "engine_tokens")]
+    requests = interval.rose("requests")
+    if None in found or not requests:
+        return None
+    if not any(found):
+        return True
+    return False if requests == 1 else None
+
+
+def _first_token(share: float, *, cold: bool | None = None) -> _OfInterval:
+    def of(interval: Interval) -> float | None:
+        if cold is not None and _is_cold(interval) is not cold:
+            return None
+        return quantile(interval.buckets, share)
+
+    return of
+
+
+def _pool(interval: Interval) -> float | None:
+    use = interval.now["pool_use"]
+    return None if use is None else 100 * use
 
 
 INDICATORS = (
     Indicator(
         "kvcache_util",
-        "percent",
-        "share of all prompt tokens that the KV folder served",
-        lambda c: _share(c.folder_tokens, c.prompt_tokens),
+        Unit.PERCENT,
+        "share of prompt tokens that the KV folder served",
+        _share_of_prompts("folder_tokens"),
+        lasts=True,
     ),
     Indicator(
         "kvcache_engine_util",
-        "percent",
-        "share of all prompt tokens that the engine's own memory served",
-        lambda c: _share(c.engine_tokens, c.prompt_tokens),
+        Unit.PERCENT,
+        "share of prompt tokens that the engine's own memory served",
+        _share_of_prompts("engine_tokens"),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_host_util",
+        Unit.PERCENT,
+        "share of prompt tokens that host memory served, where the engine says it",
+        _share_of_prompts("host_tokens"),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_computed_util",
+        Unit.PERCENT,
+        "share of prompt tokens that were computed",
+        lambda i: _percent(_computed_tokens(i), i.rose("prompt_tokens")),
+        lasts=True,
     ),
     Indicator(
         "kvcache_pool_util",
-        "percent",
+        Unit.PERCENT,
         "share of the engine's KV pool in use",
-        lambda c: None if c.pool_use is None else 100 * c.pool_use,
+        _pool,
     ),
     Indicator(
         "kvcache_loaded_tokens",
-        "tokens",
+        Unit.TOKENS,
         "prompt tokens loaded from the KV folder since the engine started",
-        lambda c: c.folder_tokens,
+        lambda i: i.now["folder_tokens"],
+    ),
+    Indicator(
+        "kvcache_saved_seconds",
+        Unit.SECONDS,
+        "prefill time saved by what was loaded, less the time that loading took",
+        _saved_seconds,
+    ),
+    Indicator(
+        "kvcache_load_rate",
+        Unit.BYTES_PER_SECOND,
+        "bytes loaded from the KV folder",
+        lambda i: i.per_second("loaded_bytes"),
+    ),
+    Indicator(
+        "kvcache_load_mem",
+        Unit.BYTES,
+        "mean size of one load",
+        lambda i: ratio(i.rose("loaded_bytes"), i.rose("loads")),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_store_rate",
+        Unit.BYTES_PER_SECOND,
+        "bytes stored in the KV folder",
+        lambda i: i.per_second("stored_bytes"),
+    ),
+    Indicator(
+        "kvcache_store_mem",
+        Unit.BYTES,
+        "mean size of one store",
+        lambda i: ratio(i.rose("stored_bytes"), i.rose("stores")),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_first_token_p50",
+        Unit.SECONDS,
+        "median time to the first token",
+        _first_token(0.5),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_first_token_p95",
+        Unit.SECONDS,
+        "time within which 95 % of first tokens came",
+        _first_token(0.95),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_first_token_cold",
+        Unit.SECONDS,
+        "median time to the first token of contexts that were new",
+        _first_token(0.5, cold=True),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_first_token_warm",
+        Unit.SECONDS,
+        "time to the first token of a context that was seen before",
+        _first_token(0.5, cold=False),
+        lasts=True,
+    ),
+    Indicator(
+        "kvcache_preempted",
+        Unit.COUNT,
+        "requests that the engine interrupted for want of memory",
+        lambda i: i.rose("preemptions"),
+    ),
+    Indicator(
+        "kvcache_evicted_rate",
+        Unit.PER_SECOND,
+        "blocks that had to leave host memory",
+        lambda i: i.per_second("evicted_blocks"),
+    ),
+    Indicator(
+        "kvcache_failed_loads",
+        Unit.COUNT,
+        "loads that failed",
+        lambda i: i.rose("failed_loads"),
+    ),
+    Indicator(
+        "kvcache_failed_stores",
+        Unit.COUNT,
+        "stores that failed",
+        lambda i: i.rose("failed_stores"),
+    ),
+    Indicator(
+        "kvcache_healthy",
+        Unit.YES,
+        "whether LMCache calls itself healthy",
+        lambda i: i.now["is_healthy"],
     ),
     Indicator(
         "kvcache_mem",
-        "bytes",
+        Unit.BYTES,
         "bytes of the session's namespace in the KV folder",
         of_usage=lambda u: u.size,
     ),
     Indicator(
         "kvcache_blocks",
-        "files",
+        Unit.FILES,
         "blocks of contexts in the session's namespace",
         of_usage=lambda u: u.blocks,
     ),
     Indicator(
         "kvcache_unfinished",
-        "files",
+        Unit.FILES,
         "files in it that were begun and not finished, now or by an engine that ended",
         of_usage=lambda u: u.unfinished,
     ),
 )
 
 
+#: Those that stand.
+LASTING = frozenset(indicator.key for indicator in INDICATORS if indicator.lasts)
+
+
 def engine_indicators(
-    counters: EngineCounters, indicators: Iterable[Indicator] = INDICATORS
+    interval: Interval, indicators: Iterable[Indicator] = INDICATORS
 ) -> Mapping[str, float]:
-    """Indicator key → value, for those that the engine's page supports."""
-    values = {i.key: i.of_engine(counters) for i in indicators if i.of_engine is not None}
+    """Indicator key → value, for those that the engine's pages support."""
+    values = {i.key: i.of_interval(interval) for i in indicators if i.of_interval is not None}
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -1,0 +1,92 @@
+"""What happened between two readings of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from .reading import QUANTITIES, Kind, Reading
+
+_COUNTERS = tuple(key for key, quantity in QUANTITIES.items() if quantity.kind is Kind.COUNTER)
+
+
+@attrs.frozen
+class Interval:
+    """The time from one reading to the next."""
+
+    now: Reading
+    counted: Mapping[str, float]
+    """By how much each counter rose: since the engine's start where there is no reading before this
+    one, or the engine was started again in between."""
+    buckets: Mapping[float, float]
+    """By how much each bucket of first tokens rose, likewise."""
+    seconds: float | None
+    """None: not known, so that there are no rates."""
+
+    def rose(self, key: str) -> float | None:
+        """By how much a counter rose; None where that is not known."""
+        return self.counted.get(key)
+
+    def per_second(self, key: str) -> float | None:
+        """The same as a rate."""
+        return ratio(self.rose(key), self.seconds)
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """One through the other; None where either is not known, or there is nothing to have a part."""
+    return None if part is None or not whole else part / whole
+
+
+def _risen[K](before: Mapping[K, float], now: Mapping[K, float]) -> dict[K, float] | None:
+    """None: something went down, which counters do only when they begin anew.
+
+    A counter that was not there before had not counted anything yet.
+    """
+    risen = {key: now[key] - before.get(key, 0) for key in now}
+    return None if any(value < 0 for value in risen.values()) else risen
+
+
+def between(before: Reading | None, now: Reading, seconds: float | None) -> Interval:
+    """What happened from one reading to the next.
+
+    Args:
+        before: None for the first one.
+        now: the later reading of the same engine.
+        seconds: the time between.
+    """
+    counters = {key: now.values[key] for key in _COUNTERS if key in now.values}
+    if before is not None:
+        counted = _risen(before.values, counters)
+        buckets = _risen(before.buckets, now.buckets)
+        if counted is not None and buckets is not None:
+            return Interval(now, counted, buckets, seconds)
+    return Interval(now, counters, now.buckets, None)
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """A quantile of a histogram, as Prometheus' histogram_quantile estimates it.
+
+    Within a bucket values count as spread evenly; of the last one, without an upper bound, its
+    lower bound is taken.
+
+    Args:
+        buckets: upper bound → how many lie within it, infinity among them.
+        share: from 0 to 1.
+
+    Returns:
+        None for an empty histogram.
+    """
+    bounds = sorted(buckets)
+    if not bounds or buckets[bounds[-1]] <= 0:
+        return None
+    rank = share * buckets[bounds[-1]]
+    lower, below = 0.0, 0.0
+    for bound in bounds:
+        within = buckets[bound]
+        if within >= rank:
+            if bound == float("inf"):
+                return lower
+            return lower + (bound - lower) * (rank - below) / (within - below or 1)
+        lower, below = bound, within
+    return lower

@@ -1,0 +1,155 @@
+"""What one look at an engine's metrics says, whatever the engine and its version call it.
+
+``QUANTITIES`` is the one place that knows metric names. Of several sources the first that a page
+has is taken. Left out on purpose:
+
+- ``vllm:prefix_cache_queries``: in vLLM 0.20.2 with LMCache's server it counts more than was asked.
+- ``lmcache_mp_l2_store_completed_requests``: it counts stores that failed, too. What was stored is
+  seen in the folder.
+- ``lmcache_mp_l2_usage_bytes``: only what this process wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+
+import attrs
+
+from .exposition import Sample, read_samples
+
+
+class Kind(Enum):
+    """How a quantity's samples, one for each engine and rank, become one number."""
+
+    COUNTER = "counter"
+    """Summed; only its difference to an earlier one says something."""
+    MEAN = "mean"
+    LEAST = "least"
+
+
+@attrs.frozen
+class Source:
+    """One name of a quantity."""
+
+    sample: str
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    """That the sample has to carry; it may have more."""
+
+
+@attrs.frozen
+class Quantity:
+    """Something that engines count."""
+
+    kind: Kind
+    sources: tuple[Source, ...]
+
+
+def _tokens(vllm_source: str, sglang_source: str | None = None) -> Quantity:
+    sources = [Source("vllm:prompt_tokens_by_source_total", {"source": vllm_source})]
+    if sglang_source is not None:
+        sources.append(Source("sglang:cached_tokens_total", {"cache_source": sglang_source}))
+    return Quantity(Kind.COUNTER, tuple(sources))
+
+
+def _counter(*names: str) -> Quantity:
+    return Quantity(Kind.COUNTER, tuple(Source(name) for name in names))
+
+
+#: Field of Reading → where it comes from. vLLM 0.20 and later; SGLang 0.5.23; LMCache inside vLLM
+#: 0.4.4 and later; LMCache's server 0.4.6 and later.
+QUANTITIES: Mapping[str, Quantity] = {
+    "prompt_tokens": _counter("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "folder_tokens": _tokens("external_kv_transfer", "storage"),
+    "engine_tokens": _tokens("local_cache_hit", "device"),
+    "host_tokens": Quantity(
+        Kind.COUNTER, (Source("sglang:cached_tokens_total", {"cache_source": "host"}),)
+    ),
+    "computed_tokens": _tokens("local_compute"),
+    "requests": _counter(
+        "vllm:time_to_first_token_seconds_count", "sglang:time_to_first_token_seconds_count"
+    ),
+    "first_token_seconds": _counter(
+        "vllm:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_sum"
+    ),
+    "prefill_seconds": _counter("vllm:request_prefill_time_seconds_sum"),
+    "queue_seconds": _counter("vllm:request_queue_time_seconds_sum"),
+    "preemptions": _counter("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "pool_use": Quantity(
+        Kind.MEAN, (Source("vllm:kv_cache_usage_perc"), Source("sglang:token_usage"))
+    ),
+    "loaded_bytes": _counter("lmcache:num_remote_read_bytes_total"),
+    "stored_bytes": _counter("lmcache:num_remote_write_bytes_total"),
+    "loads": _counter(
+        "lmcache:num_remote_read_requests_total",
+        "lmcache_mp_l2_prefetch_load_completed_chunks_total",
+    ),
+    "stores": _counter("lmcache:num_remote_write_requests_total"),
+    "loads_begun": _counter("lmcache_mp_l2_prefetch_load_submitted_objects_chunks_total"),
+    "failed_loads": _counter("lmcache:get_blocking_failed_count"),
+    "failed_stores": _counter("lmcache:put_failed_count"),
+    "evicted_blocks": _counter(
+        "lmcache:local_cpu_evict_keys_count_total", "lmcache_mp_l1_evicted_chunks_total"
+    ),
+    "is_healthy": Quantity(Kind.LEAST, (Source("lmcache:lmcache_is_healthy"),)),
+}
+
+#: Of the histogram of first tokens' times.
+_BUCKETS = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
+
+_NAMES = frozenset(s.sample for q in QUANTITIES.values() for s in q.sources) | frozenset(_BUCKETS)
+
+_TOGETHER: Mapping[Kind, Callable[[list[float]], float]] = {
+    Kind.COUNTER: math.fsum,
+    Kind.MEAN: lambda values: math.fsum(values) / len(values),
+    Kind.LEAST: min,
+}
+
+
+@attrs.frozen
+class Reading:
+    """What was read at one time. Tokens, seconds, bytes and numbers, since the engine started."""
+
+    values: Mapping[str, float]
+    """By the keys of QUANTITIES; what no page has is not here."""
+    buckets: Mapping[float, float]
+    """Seconds → how many first tokens came within them."""
+
+    def __getitem__(self, key: str) -> float | None:
+        return self.values.get(key)
+
+
+def _value(quantity: Quantity, samples: Iterable[Sample]) -> float | None:
+    for source in quantity.sources:
+        values = [
+            sample.value
+            for sample in samples
+            if sample.name == source.sample and source.labels.items() <= sample.labels.items()
+        ]
+        if values and all(map(math.isfinite, values)):
+            return _TOGETHER[quantity.kind](values)
+    return None
+
+
+def _buckets(samples: Iterable[Sample]) -> dict[float, float]:
+    for name in _BUCKETS:
+        buckets: dict[float, float] = {}
+        for sample in samples:
+            if sample.name == name and "le" in sample.labels:
+                bound = float(sample.labels["le"])
+                buckets[bound] = buckets.get(bound, 0) + sample.value
+        if buckets:
+            return buckets
+    return {}
+
+
+def read_page(page: str) -> Reading:
+    """Reads one page, or several that belong together one behind the other.
+
+    Raises:
+        ValueError: a line that matters is not in the text format.
+    """
+    samples = tuple(read_samples(page, _NAMES))
+    values = {key: _value(quantity, samples) for key, quantity in QUANTITIES.items()}
+    return Reading({k: v for k, v in values.items() if v is not None}, _buckets(samples))
