@@ -7,6 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from ai.backend.kvcache.cli import kvcache
+from ai.backend.kvcache.engine.select import NAMES
+from ai.backend.kvcache.metrics.indicators import INDICATORS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +30,15 @@ def test_commands_of_the_readme_run() -> None:
     for command in commands:
         if "./my-model" not in command:
             assert CliRunner().invoke(kvcache, shlex.split(command)).exit_code == 0
+
+
+def test_every_figure_has_its_line() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    lines = re.findall(r"^\| `(kvcache_\w+)` \| \S+ \| (.*) \|$", text, re.MULTILINE)
+    assert lines == [(indicator.key, indicator.meaning) for indicator in INDICATORS]
+
+
+def test_every_way_is_in_the_documents() -> None:
+    for name in ("README.md", "docs/compatibility.md"):
+        text = (ROOT / name).read_text()
+        assert [way for way in NAMES if f"`{way}`" not in text] == []
