@@ -14,6 +14,9 @@ from aiohttp.test_utils import TestServer
 
 from ai.backend.kvcache.agent import collector as collector_module
 from ai.backend.kvcache.agent.collector import Collector
+from ai.backend.kvcache.agent.netns import InsidePage
+from ai.backend.kvcache.agent.pids import ContainerPids
+from ai.backend.kvcache.engine.loopback import session_loopback
 
 NAMESPACE = "808bcad421012905df918cc88de71999"
 PAGE = "vllm-0.32_lmcache-mp-0.5.6_engine.prom"
@@ -202,3 +205,90 @@ async def test_folder_that_hangs(
     measured = await values(collector, register(engine))
     assert "kvcache_mem" not in measured
     assert measured["kvcache_loaded_tokens"] == 8448
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        [],
+        5,
+        {"kv_cache": True},
+        {"kv_cache": True, "namespace": None},
+        {"kv_cache": True, "namespace": {"name": NAMESPACE}, "storage": 7},
+        {"kv_cache": True, "namespace": {"name": 7, "description": {"storage_format": 1}}},
+        {"kv_cache": True, "metrics": [7], "namespace": {"name": NAMESPACE, "description": {}}},
+        {"kv_cache": True, "metrics": 7},
+    ],
+)
+async def test_plan_that_its_session_wrote_over_harms_nobody_else(
+    collector: Collector, register: Any, tmp_path: Path, engine: int, nonsense: object
+) -> None:
+    kernels = register(engine)
+    config = tmp_path / "scratches/k2/config/kvcache"
+    config.mkdir(parents=True)
+    (config / "plan.json").write_text(json.dumps(nonsense))
+    kernels["k2"] = FakeKernel(container_id="c2", kernel_host="127.0.0.1")
+    measured = await collector.collect(kernels, ["c1", "c2"])
+    found = {str(m.key): set(m.per_container) for m in measured}
+    assert found["kvcache_util"] == {"c1"}
+    assert found["kvcache_mem"] == {"c1"}
+
+
+class TestPagesInside:
+    """Pages of what listens in the container only. The namespace is entered in test_netns.py."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch, data: Path) -> list[tuple[int, InsidePage]]:
+        asked: list[tuple[int, InsidePage]] = []
+        text = (data / "engine-pages/vllm-0.32_lmcache-mp-0.5.6_server.prom").read_text()
+
+        def read(pid: int, page: InsidePage, timeout: float, max_bytes: int) -> str:
+            asked.append((pid, page))
+            return text
+
+        async def pid_of(self: object, container_id: str) -> int:
+            return 4711
+
+        monkeypatch.setattr(collector_module, "read_inside", read)
+        monkeypatch.setattr(ContainerPids, "of", pid_of)
+        return asked
+
+    def add(self, tmp_path: Path, host: str, port: int) -> None:
+        path = tmp_path / "scratches/k1/config/kvcache/plan.json"
+        plan = json.loads(path.read_text())
+        server = {"name": "lmcache-server", "host": host, "port": port, "path": "/admin"}
+        path.write_text(json.dumps({**plan, "metrics": [server]}))
+
+    async def test_is_read_beside_the_engines(
+        self,
+        collector: Collector,
+        register: Any,
+        tmp_path: Path,
+        engine: int,
+        asked: list[tuple[int, InsidePage]],
+    ) -> None:
+        kernels = register(engine)
+        own = session_loopback("k1")
+        self.add(tmp_path, own.host, own.ports[1])
+        await values(collector, kernels)
+        second = await values(collector, kernels)
+        # Of the server's page; the other, of the engine's.
+        assert second["kvcache_evicted_rate"] == 0
+        assert second["kvcache_loaded_tokens"] == 8448
+        # Its path is not for the plan to say.
+        assert asked[0] == (4711, InsidePage(own.host, own.ports[1], "/metrics"))
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "localhost", ""])
+    async def test_session_cannot_lead_the_agent_elsewhere(
+        self,
+        collector: Collector,
+        register: Any,
+        tmp_path: Path,
+        engine: int,
+        asked: list[tuple[int, InsidePage]],
+        host: str,
+    ) -> None:
+        kernels = register(engine)
+        self.add(tmp_path, host, session_loopback("k1").ports[1])
+        assert "kvcache_util" in await values(collector, kernels)
+        assert asked == []

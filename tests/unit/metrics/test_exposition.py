@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client import parser as text_parser
@@ -455,19 +456,22 @@ class TestGarbage:
         assert names_of(samples) <= {"a", "b"}
         assert len(samples) <= page.count("\n") + 1
 
-    @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4), fragments), max_size=4))
-    def test_never_differs_from_openmetrics_parser(self, edits: list[tuple[int, int, str]]) -> None:
-        """Where both accept a line, they read the same."""
-        line = 'a_total{b="c",d="\\\\e"} 15.25 12 # {f="g"} 3.5 14'
+    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), fragments), max_size=3))
+    def test_accepts_nothing_that_prometheus_client_reads_otherwise(
+        self, edits: list[tuple[int, int, str]]
+    ) -> None:
+        line = r'a{b="c",d="\\e",} 15.25 12'
         for start, length, replacement in edits:
-            line = line[:start] + replacement.replace("\n", "") + line[start + length :]
+            line = line[:start] + replacement + line[start + length :]
+        # The reference knows no exemplars, and quoted names in newer versions only.
+        assume("#" not in line and not re.search(r'[{,]\s*"', line))
         try:
-            expected = by_openmetrics_parser(f"# TYPE a counter\n{line}\n# EOF\n")
-            samples = list(read_samples(line, {"a_total"}))
-        except (ValueError, IndexError):  # prometheus_client raises either.
+            samples = list(read_samples(line, {"a"}))
+        except ValueError:
             return
         if samples:
-            assert bag(samples) == bag(expected)
+            lines = [part for part in line.split("\n") if re.match(r"[ \t]*a[ \t\r{]", part)]
+            assert bag(samples) == bag(by_text_parser("\n".join(lines)))
 
     @pytest.mark.parametrize(
         ("piece", "before", "after"),

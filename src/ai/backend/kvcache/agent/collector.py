@@ -17,12 +17,14 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import aiodocker
 import aiohttp
 import attrs
 from ai.backend.agent.stats import ContainerMeasurement, Measurement, MetricTypes
 from ai.backend.common.types import MetricKey
 from ai.backend.logging import BraceStyleAdapter
 
+from ..engine.loopback import session_loopback
 from ..folder.layout import namespace_directory
 from ..folder.usage import Usage, namespace_usage
 from ..metrics.indicators import (
@@ -37,14 +39,22 @@ from ..metrics.interval import between
 from ..metrics.reading import Reading, read_page
 from ..plan.plan import PLAN_FILE
 from .leases import LeaseKeeper
+from .netns import InsidePage, read_inside
+from .pids import ContainerPids
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
+
+#: The name of the page that the engine's own port has.
+_ENGINE = "engine"
 
 #: An engine that does not answer within this is left out of the tick.
 SCRAPE_TIMEOUT_SECONDS = 3.0
 
 #: A real page has about 100 KiB; one of this size is no metrics page.
 MAX_PAGE_BYTES = 8 * 2**20
+
+#: A plan has some kilobytes.
+_MAX_PLAN_BYTES = 2**20
 
 #: How many engines are asked at the same time.
 MAX_CONNECTIONS = 32
@@ -56,31 +66,9 @@ USAGE_INTERVAL_SECONDS = 60.0
 USAGE_WAIT_SECONDS = 2.0
 
 
-@attrs.frozen
-class _Target:
-    """One session to be measured."""
-
-    container_id: str
-    kernel_id: str
-    metrics_url: str | None
-    namespace: tuple[Path, str] | None
-    """(KV folder as a path of this host, name of the namespace)."""
-    storage_format: str
-    """Of the files in it."""
-
-
 @attrs.define
-class _Usage:
-    """What a namespace was last known to hold."""
-
-    usage: Usage | None = None
-    measured_at: float = float("-inf")
-    walk: asyncio.Future[Usage] | None = None
-
-
-@attrs.define
-class _Engine:
-    """What a session's engine last said."""
+class _Source:
+    """What one page of a session last said."""
 
     reading: Reading | None = None
     read_at: float = float("-inf")
@@ -96,6 +84,45 @@ class _Engine:
         self.reading, self.read_at = reading, now
         self.lasting = {**self.lasting, **{k: v for k, v in values.items() if k in LASTING}}
         return {**self.lasting, **values}
+
+
+@attrs.frozen
+class _Target:
+    """One session to be measured."""
+
+    container_id: str
+    kernel_id: str
+    metrics_url: str | None
+    namespace: tuple[Path, str] | None
+    """(KV folder as a path of this host, name of the namespace)."""
+    storage_format: str
+    """Of the files in it."""
+    inside: Mapping[str, InsidePage]
+    """Pages that are seen in the container only, by name."""
+    sources: Mapping[str, _Source]
+    """What each page said in earlier ticks, by the same names; the engine's own is there too."""
+
+
+@attrs.define
+class _Usage:
+    """What a namespace was last known to hold."""
+
+    usage: Usage | None = None
+    measured_at: float = float("-inf")
+    walk: asyncio.Future[Usage] | None = None
+
+
+def _inside_pages(kernel_id: str, plan: Mapping[str, Any]) -> dict[str, InsidePage]:
+    """What the plan names, as far as it is where the session was told to listen.
+
+    The session can write to its plan, and is not to lead the agent anywhere else.
+    """
+    own = session_loopback(kernel_id)
+    return {
+        str(endpoint["name"]): InsidePage(own.host, endpoint["port"], "/metrics")
+        for endpoint in plan.get("metrics") or ()
+        if endpoint["host"] == own.host and endpoint["port"] in own.ports
+    }
 
 
 def _metrics_url(kernel: Any) -> str | None:
@@ -120,6 +147,10 @@ def _namespace(kernel: Any, plan: Mapping[str, Any]) -> tuple[Path, str] | None:
     return None
 
 
+def _read_inside(pid: int, page: InsidePage) -> Reading:
+    return read_page(read_inside(pid, page, SCRAPE_TIMEOUT_SECONDS, MAX_PAGE_BYTES))
+
+
 async def _read_page(response: aiohttp.ClientResponse) -> str:
     """The body, of bounded size: what answers is the user's container."""
     page = bytearray()
@@ -141,12 +172,17 @@ class Collector:
         self._http: aiohttp.ClientSession | None = None
         self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._usages: dict[tuple[Path, str], _Usage] = {}
-        self._engines: dict[str, _Engine] = {}
+        self._sources: dict[tuple[str, str], _Source] = {}
+        # Of its own: its threads enter network namespaces, and do nothing else.
+        self._insiders = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-netns")
+        self._pids = ContainerPids()
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+        await self._pids.close()
         self._walkers.shutdown(wait=False, cancel_futures=True)
+        self._insiders.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, kernels: Mapping[Any, Any], container_ids: Sequence[str]
@@ -193,21 +229,41 @@ class Collector:
         alive = {kernel_id for kernel_id, _, _ in wanted}
         self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
         targets = [
-            _Target(
-                container_id,
-                kernel_id,
-                _metrics_url(kernel),
-                _namespace(kernel, plan),
-                str(plan["namespace"]["description"].get("storage_format")),
-            )
+            target
             for kernel_id, container_id, kernel in wanted
             if (plan := self._plans[kernel_id]) is not None
+            and (target := self._target(kernel_id, container_id, kernel, plan)) is not None
         ]
         self._usages = {
             t.namespace: self._usages.get(t.namespace, _Usage()) for t in targets if t.namespace
         }
-        self._engines = {t.kernel_id: self._engines.get(t.kernel_id, _Engine()) for t in targets}
+        self._sources = {
+            (t.kernel_id, name): source for t in targets for name, source in t.sources.items()
+        }
+        self._pids.keep({t.container_id for t in targets})
         return targets
+
+    def _target(
+        self, kernel_id: str, container_id: str, kernel: Any, plan: Mapping[str, Any]
+    ) -> _Target | None:
+        """None for a plan that is none: a session can write to its own, and to no other's."""
+        try:
+            inside = _inside_pages(kernel_id, plan)
+            return _Target(
+                container_id=container_id,
+                kernel_id=kernel_id,
+                metrics_url=_metrics_url(kernel),
+                namespace=_namespace(kernel, plan),
+                storage_format=str(plan["namespace"]["description"]["storage_format"]),
+                inside=inside,
+                sources={
+                    name: self._sources.get((kernel_id, name)) or _Source()
+                    for name in (_ENGINE, *inside)
+                },
+            )
+        except (AttributeError, LookupError, TypeError, ValueError) as e:
+            log.debug("kernel {}: its {} is not understood: {!r}", kernel_id, PLAN_FILE, e)
+            return None
 
     def _read_plans(self, kernel_ids: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
         return {kernel_id: self._read_plan(kernel_id) for kernel_id in kernel_ids}
@@ -216,20 +272,28 @@ class Collector:
         """The plan of a session with KV cache; None for every other session."""
         path = self._scratch_root / kernel_id / "config" / "kvcache" / PLAN_FILE
         try:
-            plan: Mapping[str, Any] = json.loads(path.read_bytes())
+            with path.open("rb") as file:
+                plan = json.loads(file.read(_MAX_PLAN_BYTES))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             log.warning("kernel {}: its {} cannot be read: {}", kernel_id, PLAN_FILE, e)
             return None
-        return plan if plan["kv_cache"] else None
+        return plan if isinstance(plan, dict) and plan.get("kv_cache") else None
 
     async def _measure(self, target: _Target) -> Mapping[str, float]:
-        scraped = self._scrape(target, self._engines[target.kernel_id])
-        engine, usage = await asyncio.gather(scraped, self._usage(target))
-        return engine if usage is None else {**engine, **usage_indicators(usage)}
+        pages = asyncio.gather(
+            *(self._scrape_inside(target, *page) for page in target.inside.items()),
+            self._scrape(target),
+        )
+        usage = await self._usage(target)
+        values: dict[str, float] = {}
+        # What both say, the engine says.
+        for found in await pages:
+            values |= found
+        return values if usage is None else {**values, **usage_indicators(usage)}
 
-    async def _scrape(self, target: _Target, engine: _Engine) -> Mapping[str, float]:
+    async def _scrape(self, target: _Target) -> Mapping[str, float]:
         if target.metrics_url is None:
             return {}
         if self._http is None:
@@ -246,7 +310,22 @@ class Collector:
             # Engines take minutes to load a model, so this is the ordinary state at first.
             log.debug("kernel {}: no engine metrics: {!r}", target.kernel_id, e)
             return {}
-        return engine.take(reading, time.monotonic())
+        return target.sources[_ENGINE].take(reading, time.monotonic())
+
+    async def _scrape_inside(
+        self, target: _Target, name: str, page: InsidePage
+    ) -> Mapping[str, float]:
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_SECONDS):
+                pid = await self._pids.of(target.container_id)
+                reading = await asyncio.get_running_loop().run_in_executor(
+                    self._insiders, _read_inside, pid, page
+                )
+        except (OSError, ValueError, aiodocker.DockerError) as e:
+            log.debug("kernel {}: no page of its {}: {!r}", target.kernel_id, name, e)
+            self._pids.forget(target.container_id)
+            return {}
+        return target.sources[name].take(reading, time.monotonic())
 
     async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:

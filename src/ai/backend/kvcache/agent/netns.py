@@ -1,0 +1,112 @@
+"""Reads pages that are seen inside of a container only, from its network namespace.
+
+A socket belongs to the namespace that it was made in. So a thread enters the container's for as
+long as that takes, goes back, and speaks from where it was. No program runs in the container.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+
+#: Where the calling thread's own namespace is found.
+_OWN = "/proc/thread-self/ns/net"
+
+_PART_BYTES = 64 * 2**10
+
+
+@attrs.frozen
+class InsidePage:
+    """A page of something that listens on a container's own loopback addresses."""
+
+    host: str
+    port: int
+    path: str
+
+
+@contextmanager
+def _inside(pid: int) -> Iterator[None]:
+    """The network namespace of a process, for the calling thread alone.
+
+    Raises:
+        OSError: there is no such process, or the agent may not enter.
+    """
+    with open(_OWN, "rb") as own, open(f"/proc/{pid}/ns/net", "rb") as other:
+        os.setns(other.fileno(), os.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            os.setns(own.fileno(), os.CLONE_NEWNET)
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a socket that was made inside, until a point in time."""
+
+    def __init__(self, pid: int, page: InsidePage, deadline: float) -> None:
+        super().__init__(page.host, page.port)
+        self._pid = pid
+        self._deadline = deadline
+
+    def hurry(self) -> None:
+        """Lets the next step take no longer than there is time.
+
+        Raises:
+            TimeoutError: there is none.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._own_socket.settimeout(left)
+
+    def connect(self) -> None:
+        with _inside(self._pid):
+            self._own_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # http.client lets go of its own when it has the head of the answer.
+        self.sock = self._own_socket
+        self.hurry()
+        self.sock.connect((self.host, self.port))
+
+
+def _content(connection: _Connection, response: http.client.HTTPResponse, max_bytes: int) -> bytes:
+    content = bytearray()
+    while part := response.read1(_PART_BYTES):
+        content += part
+        if len(content) > max_bytes:
+            raise ValueError(f"the page has more than {max_bytes} bytes")
+        if not response.isclosed():
+            connection.hurry()
+    return bytes(content)
+
+
+def read_inside(pid: int, page: InsidePage, timeout: float, max_bytes: int) -> str:
+    """One page. Blocks, and so is called in a thread, of those that do nothing else: should one not
+    be able to go back, it stays in a namespace that is not the agent's.
+
+    Args:
+        pid: of a process in the container, as the host counts.
+        page: an IPv4 address; names are not looked up.
+        timeout: seconds for all of it.
+        max_bytes: what answers is the user's container.
+
+    Raises:
+        OSError: nothing answers there, or not in time.
+        ValueError: what answers is no page, or has too many bytes.
+    """
+    connection = _Connection(pid, page, time.monotonic() + timeout)
+    try:
+        connection.request("GET", page.path)
+        connection.hurry()
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(f"{page.path} answers with status {response.status}")
+        return _content(connection, response, max_bytes).decode()
+    except http.client.HTTPException as e:
+        raise ValueError(f"{page.path} is no page: {e!r}") from e
+    finally:
+        connection.close()
