@@ -9,6 +9,7 @@ import click
 
 from .indicators import indicators
 from .plan import plan
+from .presets import presets
 
 
 @click.group()
@@ -22,3 +23,4 @@ def kvcache() -> None:
 
 kvcache.add_command(plan)
 kvcache.add_command(indicators)
+kvcache.add_command(presets)

@@ -1,0 +1,1 @@
+"""What the manager is asked to keep."""
