@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devcluster import etcd, lifecycle, settings
+from devcluster import command, configuration, etcd, lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
 from .conftest import Folders, RunningSession, SessionStarter, running
@@ -189,3 +192,19 @@ class TestMetrics:
         self._wait_for_bytes(client, session, "0")
         ours = {n for n in client.live_stat(session.id) if n.startswith("kvcache")}
         assert ours == {"kvcache_mem", "kvcache_blocks", "kvcache_unfinished"}
+        (status,) = json.loads(
+            command.run(
+                [
+                    *(Path(sys.executable).with_name("backend.ai"), "kvcache"),
+                    *("status", session.id, "--json"),
+                ],
+                env=configuration.client_environment("user"),
+            )
+        )
+        assert status["figures"] == {
+            "kvcache_mem": 0,
+            "kvcache_blocks": 0,
+            "kvcache_unfinished": 0,
+        }
+        assert status["advice"] == []
+        assert 0 < status["age_seconds"] < 3600

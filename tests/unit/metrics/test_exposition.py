@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client import parser as text_parser
@@ -456,6 +456,7 @@ class TestGarbage:
         assert names_of(samples) <= {"a", "b"}
         assert len(samples) <= page.count("\n") + 1
 
+    @settings(max_examples=1000)
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), fragments), max_size=3))
     def test_accepts_nothing_that_prometheus_client_reads_otherwise(
         self, edits: list[tuple[int, int, str]]

@@ -10,6 +10,7 @@ import click
 from .indicators import indicators
 from .plan import plan
 from .presets import presets
+from .status import status
 
 
 @click.group()
@@ -24,3 +25,4 @@ def kvcache() -> None:
 kvcache.add_command(plan)
 kvcache.add_command(indicators)
 kvcache.add_command(presets)
+kvcache.add_command(status)

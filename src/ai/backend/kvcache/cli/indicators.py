@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from ..metrics.indicators import INDICATORS, Unit, engine_indicators
+from ..metrics.indicators import INDICATORS, engine_indicators
 from ..metrics.interval import between
 from ..metrics.reading import Reading, read_page
-from ..sizes import GIB, MIB
+from ..sizes import MIB
+from .figures import figure_text
 from .table import table
 from .types import InputError, Seconds
 
@@ -35,32 +36,9 @@ def _read(path: Path) -> Reading:
         raise InputError(ValueError(f"{path} is no metrics page: {e}")) from e
 
 
-def _bytes(value: float) -> str:
-    unit, name = (GIB, "GiB") if value >= GIB else (MIB, "MiB")
-    return f"{value / unit:.2f} {name}"
-
-
-def _for_people(value: float, unit: Unit) -> str:
-    match unit:
-        case Unit.PERCENT:
-            return f"{value:.1f} %"
-        case Unit.BYTES:
-            return _bytes(value)
-        case Unit.BYTES_PER_SECOND:
-            return f"{_bytes(value)}/s"
-        case Unit.SECONDS:
-            return f"{value:.3f} s"
-        case Unit.PER_SECOND:
-            return f"{value:.2f} /s"
-        case Unit.YES:
-            return "yes" if value else "no"
-        case Unit.TOKENS | Unit.FILES | Unit.COUNT:
-            return f"{value:,.0f}"
-
-
 def _text(values: Mapping[str, float]) -> str:
     rows = [
-        (i.key, _for_people(values[i.key], i.unit), i.meaning)
+        (i.key, figure_text(values[i.key], i.unit), i.meaning)
         for i in INDICATORS
         if i.key in values
     ]
