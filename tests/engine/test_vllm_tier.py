@@ -15,7 +15,7 @@ from ai.backend.kvcache.engine.adapter import EngineRequest
 from ai.backend.kvcache.engine.select import adapter_named
 from ai.backend.kvcache.sizes import MIB
 
-from .oracle import Oracle
+from .oracle import TINY_CONFIG, Oracle
 
 STORAGE = "/kvcache/ns/808bcad421012905df918cc88de71999"
 
@@ -32,19 +32,7 @@ SETUP = adapter_named("vllm-tiering").setup(
 
 QUESTION = {
     "model": "/models",
-    "config": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "head_dim": 32,
-        "vocab_size": 512,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "bfloat16",
-    },
+    "config": TINY_CONFIG,
     "environment": dict(SETUP.environment),
     "kv_transfer_config": SETUP.kv_transfer_config,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -43,6 +45,35 @@ class StandIns(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON, as far as its fields are set."""
+    return {
+        field.name: plain(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if hasattr(value, field.name)
+    }
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON; a dataclass is an object with its type and its fields."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Enum():
+            return value.name
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(item) for item in value]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {"type": type(value).__name__, **fields_of(value)}
+        # LMCache's adapters have configurations that are no dataclasses.
+        case _ if type(value).__module__.startswith("lmcache.") and hasattr(value, "__dict__"):
+            return {"type": type(value).__name__, **plain(vars(value))}
+        case _:
+            return str(value)
 
 
 def answer_question(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:

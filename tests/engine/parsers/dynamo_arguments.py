@@ -24,47 +24,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib.metadata
 import io
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from answering import StandIns, answer_question
+from answering import StandIns, answer_question, fields_of, plain
 
 #: What of `ai-dynamo-runtime` is imported on the way, below `dynamo`. Used only if it is missing.
 _LEFT_OUT = frozenset({"_core", "llm", "prometheus_names", "runtime"})
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case Enum():
-            return value.name
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {"type": type(value).__name__, **_fields(value)}
-        case _:
-            return str(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {
-        field.name: _plain(getattr(value, field.name))
-        for field in dataclasses.fields(value)
-        if hasattr(value, field.name)
-    }
 
 
 def _any_name() -> None:
@@ -109,7 +82,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
             for key, value in vars(config).items()
             if not key.startswith("_") and key != "engine_args"
         }
-        result |= {"values": _plain(values), "engine": _fields(config.engine_args)}
+        result |= {"values": plain(values), "engine": fields_of(config.engine_args)}
     return result
 
 

@@ -25,15 +25,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import io
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from importlib.metadata import version
 from typing import Any
 
-from answering import answer_question
+from answering import answer_question, plain
 
 #: By module, what turns the parsed arguments into a part of the configuration. Not every version
 #: has all of them; which ones it calls is up to `ServerCommand.execute`.
@@ -44,29 +42,6 @@ _BUILDERS = (
     ("lmcache.v1.mp_observability.config", "parse_args_to_observability_config"),
     ("lmcache.v1.multiprocess.config", "parse_args_to_coordinator_config"),
 )
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON. Adapters have configurations that are no dataclasses."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case Enum():
-            return value.name
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {
-                field.name: _plain(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-            }
-            return {"type": type(value).__name__, **fields}
-        case _ if type(value).__module__.startswith("lmcache.") and hasattr(value, "__dict__"):
-            return {"type": type(value).__name__, **_plain(vars(value))}
-        case _:
-            return str(value)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -81,7 +56,7 @@ def _build(namespace: argparse.Namespace) -> dict[str, Any]:
     config = {}
     for module, name in _BUILDERS:
         if build := getattr(importlib.import_module(module), name, None):
-            config[name.removeprefix("parse_args_to_")] = _plain(build(namespace))
+            config[name.removeprefix("parse_args_to_")] = plain(build(namespace))
     return config
 
 
@@ -98,7 +73,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
     else:
-        result |= {"values": _plain(values), "config": config}
+        result |= {"values": plain(values), "config": config}
     return result
 
 

@@ -35,13 +35,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from answering import StandIns, answer_question
+from answering import StandIns, answer_question, plain
 
 #: What SGLang imports for GPUs, pictures, sound, formats of weights and people at a prompt. Used
 #: only if it is missing.
@@ -92,21 +91,6 @@ def stand_in() -> None:
     sys.meta_path.append(_StandIns(_LEFT_OUT))
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case Enum():
-            return value.name
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-        case _:
-            return str(value)
-
-
 def _parse(arguments: Sequence[str]) -> Any:
     """What the server would be launched with, an instance of `ServerArgs`."""
     from sglang.srt.server_args import prepare_server_args
@@ -153,10 +137,10 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with contextlib.redirect_stderr(complaint):
             server_args = _parse(question["arguments"])
-        values = _plain(_fields(server_args))
+        values = plain(_fields(server_args))
         resolved = None
         if config := question.get("config"):
-            resolved = _plain(_resolve(server_args, config))
+            resolved = plain(_resolve(server_args, config))
     except SystemExit:
         result["error"] = complaint.getvalue().strip().rpartition("error: ")[2]
     except Exception as error:

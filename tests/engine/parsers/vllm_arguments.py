@@ -25,42 +25,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.metadata
 import io
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
-from answering import StandIns, answer_question
+from answering import StandIns, answer_question, plain
 
 #: What vLLM imports for formats of weights. Used only if it is missing.
 _LEFT_OUT = frozenset({"gguf"})
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case Enum():
-            return value.name
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {
-                field.name: _plain(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-                if hasattr(value, field.name)
-            }
-            return {"type": type(value).__name__, **fields}
-        case _:
-            return str(value)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -104,7 +80,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         values = {
             key: value for key, value in vars(namespace).items() if key != "dispatch_function"
         }
-        result["values"] = _plain(values)
+        result["values"] = plain(values)
     return result
 
 

@@ -321,6 +321,11 @@ class TestMalformed:
         with pytest.raises(ValueError, match="line 2"):
             next(samples)
 
+    @pytest.mark.parametrize("rest", ["", " ", "{", '{b="c', '{b="c"}', " 1 # {"])
+    def test_page_cut_off(self, rest: str) -> None:
+        with pytest.raises(ValueError, match="line 2 "):
+            list(read_samples(f"b 1\na{rest}", {"a"}))
+
     def test_message_has_only_the_beginning_of_the_line(self) -> None:
         with pytest.raises(ValueError, match="line 1 ") as e:
             list(read_samples("a " + 10**6 * "x", {"a"}))
