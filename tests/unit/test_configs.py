@@ -22,8 +22,7 @@ ALERTS_TEST = CONFIGS / "prometheus/kvcache-alerts-test.yml"
 
 MEANINGS = {indicator.key: indicator.meaning for indicator in INDICATORS}
 
-#: What Grafana calls the units; "bytes" and "binBps" go in steps of 1,024. Of tokens there is also a
-#: rate.
+#: What Grafana calls the units; "bytes" and "binBps" go in steps of 1,024.
 GRAFANA_UNITS: Mapping[Unit, frozenset[str]] = {
     Unit.PERCENT: frozenset({"percent"}),
     Unit.TOKENS: frozenset({"short", "suffix: tokens/s"}),

@@ -109,10 +109,8 @@ async def test_engine_and_folder(collector: Collector, register: Any, engine: in
         "kvcache_pool_util": 0,
         "kvcache_loaded_tokens": 8448,
         "kvcache_computed_util": 7.165,
-        "kvcache_saved_seconds": 1.823,
         "kvcache_first_token_p50": 0.175,
         "kvcache_first_token_p95": 0.45,
-        "kvcache_preempted": 0,
         **FOLDER,
     }
 
@@ -124,6 +122,7 @@ async def test_what_was_said_of_requests_stands(
     first = await values(collector, kernels)
     # Nobody asked in between.
     second = await values(collector, kernels)
+    assert second["kvcache_preempted"] == 0
     assert second["kvcache_util"] == first["kvcache_util"]
     assert second["kvcache_first_token_p50"] == first["kvcache_first_token_p50"]
     assert second["kvcache_saved_seconds"] == 0

@@ -152,9 +152,13 @@ class TestDifferences:
         assert found["kvcache_load_rate"] == 0
 
     def test_first_look_has_shares_and_no_rates(self) -> None:
-        found = values(None, page(prompts=100, computed=25, folder=75, read_bytes=1000, reads=1))
+        first = page(prompts=100, computed=25, folder=75, read_bytes=1000, reads=1, failed=3)
+        found = values(None, first + page(first=9, prefill=1, queue=0))
         assert found["kvcache_util"] == 75
         assert "kvcache_load_rate" not in found
+        # They failed at some time, and were reported then.
+        assert "kvcache_failed_loads" not in found
+        assert "kvcache_saved_seconds" not in found
 
     def test_restart_is_no_negative_rate(self) -> None:
         before = page(prompts=1000, computed=1000, folder=0, read_bytes=900)

@@ -81,7 +81,7 @@ def _saved_seconds(interval: Interval) -> float | None:
     """
     now = interval.now
     rate = ratio(now["prefill_seconds"], now["computed_tokens"])
-    loaded = interval.rose("folder_tokens")
+    loaded = interval.happened("folder_tokens")
     parts = [interval.rose(k) for k in ("first_token_seconds", "prefill_seconds", "queue_seconds")]
     if rate is None or loaded is None or None in parts:
         return None
@@ -222,7 +222,7 @@ INDICATORS = (
         "kvcache_preempted",
         Unit.COUNT,
         "requests that the engine interrupted for want of memory",
-        lambda i: i.rose("preemptions"),
+        lambda i: i.happened("preemptions"),
     ),
     Indicator(
         "kvcache_evicted_rate",
@@ -234,13 +234,13 @@ INDICATORS = (
         "kvcache_failed_loads",
         Unit.COUNT,
         "loads that failed",
-        lambda i: i.rose("failed_loads"),
+        lambda i: i.happened("failed_loads"),
     ),
     Indicator(
         "kvcache_failed_stores",
         Unit.COUNT,
         "stores that failed",
-        lambda i: i.rose("failed_stores"),
+        lambda i: i.happened("failed_stores"),
     ),
     Indicator(
         "kvcache_healthy",

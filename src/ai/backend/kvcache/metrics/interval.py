@@ -22,11 +22,16 @@ class Interval:
     buckets: Mapping[float, float]
     """By how much each bucket of first tokens rose, likewise."""
     seconds: float | None
-    """None: not known, so that there are no rates."""
+    """None: not known, so that there are no rates, and no counts of single events either: those
+    since the engine's start may long be over."""
 
     def rose(self, key: str) -> float | None:
         """By how much a counter rose; None where that is not known."""
         return self.counted.get(key)
+
+    def happened(self, key: str) -> float | None:
+        """By how much a counter of events rose, which matter when they happen."""
+        return None if self.seconds is None else self.rose(key)
 
     def per_second(self, key: str) -> float | None:
         """The same as a rate."""
