@@ -136,7 +136,7 @@ class TestAtTheSameTime:
         try:
             on_gpus, on_cpus = (running(client, session_id) for session_id in ids)
             assert on_gpus.plan()["engine"] == "lmcache-gds"
-            assert on_cpus.plan()["engine"] == "lmcache-mp-fs"
+            assert on_cpus.plan()["engine"] == "lmcache-mp"
             for session in (on_gpus, on_cpus):
                 assert session.plan()["kernel_id"] == session.kernel_id
             assert "LMCACHE_GDS_PATH" in on_gpus.environ()
