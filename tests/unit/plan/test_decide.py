@@ -647,7 +647,7 @@ class TestOtherWays:
         command = ("python3", "-m", "dynamo.vllm", "--model", "/models", "-tp", "8")
         session = on_gpus(
             image=found(vllm="0.31.0", kvbm="1.6.1"),
-            service=Service(command, PurePosixPath("/models")),
+            service=Service((*command, "--block-size", "32"), PurePosixPath("/models")),
         )
         preparation = prepare(session, SETTINGS)
         assert preparation.plan.adapter == "dynamo-kvbm"

@@ -23,8 +23,8 @@ class DynamoKvbm(EngineAdapter):
 
     name = "dynamo-kvbm"
     packages = ("vllm", "kvbm")
-    # vLLM's blocks on GPUs.
-    chunk_tokens = 16
+    # Blocks are the engine's own; of their usual sizes this is a multiple.
+    chunk_tokens = 256
     hash_algorithm = "xxh3"
     hybrid_manager = False
     data_parallel = False
