@@ -108,6 +108,15 @@ class TestServer:
         assert setup.kv_transfer_config is not None
         assert ("kv_connector_module_path" in setup.kv_transfer_config) is is_named
 
+    @pytest.mark.parametrize(
+        ("vllm", "lmcache", "has"),
+        [("0.32.0", "0.5.6", True), ("0.22.0", "0.5.0", True), ("0.20.2", "0.4.6", False),
+         ("0.32.0", "0.4.6", False), ("0.21.0", "0.5.6", False)],
+    )  # fmt: skip
+    def test_hybrid_manager(self, vllm: str, lmcache: str, has: bool) -> None:
+        versions = Versions({"vllm": vllm, "lmcache": lmcache})
+        assert ADAPTER.has_hybrid_manager(versions) is has
+
 
 class TestLoopback:
     def test_is_a_sessions_own(self) -> None:

@@ -155,6 +155,10 @@ class EngineAdapter(ABC):
     own_variables: ClassVar[tuple[str, ...]] = ()
     """Variables whose presence says that the user has configured this connector already."""
 
+    def has_hybrid_manager(self, versions: Versions) -> bool:
+        """The same for an image: some connectors have it in their later versions only."""
+        return self.hybrid_manager
+
     @abstractmethod
     def storage_format(self, versions: Versions) -> str:
         """Names the form of the files in the folder; part of the namespace."""

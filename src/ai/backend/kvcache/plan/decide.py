@@ -84,6 +84,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
     parallel, parallel_why = parallel_of(session, start)
     context = Context(
         adapter,
+        versions,
         model,
         parallel,
         engines=start.arguments.data_parallel,
@@ -152,7 +153,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         ),
         warnings=(
             *model.geometry.warnings,
-            *(() if adapter.hybrid_manager else hybrid_note(model.geometry)),
+            *(() if adapter.has_hybrid_manager(versions) else hybrid_note(model.geometry)),
             *(memory.gpu.notes if memory.gpu else ()),
             *memory.host.notes,
             *shared_memory_notes,

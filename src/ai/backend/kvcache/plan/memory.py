@@ -8,7 +8,7 @@ from decimal import Decimal
 import attrs
 
 from ..engine.adapter import EngineAdapter
-from ..engine.versions import BUFFER_VARIABLES
+from ..engine.versions import BUFFER_VARIABLES, Versions
 from ..errors import StartCommandError
 from ..model.parallel import GpuShare, Parallel
 from ..policy.settings import Settings
@@ -26,6 +26,7 @@ class Context:
     """The longest context of a session, as one rank keeps it."""
 
     adapter: EngineAdapter
+    versions: Versions
     model: Model
     parallel: Parallel
     engines: int
@@ -43,7 +44,9 @@ class Context:
     @property
     def size(self) -> int:
         """In bytes."""
-        return self.share.sequence_bytes(self.tokens, hybrid=self.adapter.hybrid_manager)
+        return self.share.sequence_bytes(
+            self.tokens, hybrid=self.adapter.has_hybrid_manager(self.versions)
+        )
 
     @property
     def chunk_bytes(self) -> int:

@@ -50,6 +50,10 @@ LAUNCHER_FILE = "with-server.sh"
 _FIRST_OWN_CLASS = Version("0.22.0")
 
 
+#: The first LMCache whose class subclasses SupportsHMA.
+_FIRST_HYBRID = Version("0.5.0")
+
+
 @attrs.frozen
 class _Release:
     """What the server is called with from one version on."""
@@ -188,10 +192,16 @@ class LMCacheMultiProcess(EngineAdapter):
     # vLLM's CPU backend has blocks of 128 tokens; a chunk is a multiple of them.
     chunk_tokens = 256
     hash_algorithm = "blake3"
-    # LMCache's own class has it, which is what vLLM takes from 0.22 on.
     hybrid_manager = True
     data_parallel = False
     host_need = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True, insists=False)
+
+    def has_hybrid_manager(self, versions: Versions) -> bool:
+        # LMCache's own class has it from 0.5.0 on, and vLLM takes that class from 0.22 on.
+        return (
+            versions.release_of("lmcache") >= _FIRST_HYBRID
+            and versions.release_of("vllm") >= _FIRST_OWN_CLASS
+        )
 
     def storage_format(self, versions: Versions) -> str:
         return "lmcache-mp-fs-aesgcm" if _release(versions).seals else "lmcache-mp-fs"
