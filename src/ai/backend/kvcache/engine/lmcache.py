@@ -64,7 +64,7 @@ def in_process(
     }
     return EngineSetup(
         environment={
-            # A user's variable wins over the file, so it also has to be what ours win over.
+            # LMCache applies variables over the file, so a user's variable wins there too.
             **{variable(name): _text(value) for name, value in options.items()},
             **(variables or {}),
             CONFIG_VARIABLE: str(request.files / CONFIG_FILE),
