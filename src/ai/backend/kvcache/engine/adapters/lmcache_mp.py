@@ -88,7 +88,7 @@ python*) python=$1 ;;
 esac
 
 answers() {
-    python3 -c '
+    $python -c '
 import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
 ' "$host" "$http_port" 2>/dev/null
