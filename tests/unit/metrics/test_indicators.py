@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ai.backend.kvcache.folder.usage import Usage
@@ -258,6 +258,7 @@ class TestAbsence:
             read_page("vllm:prompt_tokens_total{ 5\n")
 
     @given(st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e15)))
+    @example({"prompt_tokens": 6.4e-307, "engine_tokens": 2.0})
     def test_any_reading_gives_finite_figures(self, some: dict[str, float]) -> None:
         for before in (None, Reading({}, {}), Reading(some, {})):
             found = engine_indicators(between(before, Reading(some, {}), 30))

@@ -8,6 +8,9 @@ import attrs
 
 from .reading import QUANTITIES, Kind, Reading
 
+#: No share, rate or mean is larger.
+_MOST = 1e30
+
 _COUNTERS = tuple(key for key, quantity in QUANTITIES.items() if quantity.kind is Kind.COUNTER)
 
 
@@ -40,7 +43,11 @@ class Interval:
 
 def ratio(part: float | None, whole: float | None) -> float | None:
     """One through the other; None where either is not known, or there is nothing to have a part."""
-    return None if part is None or not whole else part / whole
+    if part is None or not whole:
+        return None
+    # What answers is the user's container, and may count as it likes.
+    quotient = part / whole
+    return quotient if abs(quotient) <= _MOST else None
 
 
 def _risen[K](before: Mapping[K, float], now: Mapping[K, float]) -> dict[K, float] | None:
