@@ -47,7 +47,6 @@ REQUEST = EngineRequest(
     files=PurePosixPath("/home/config/kvcache"),
     session="5f0c2f3e-0000-4000-8000-000000000000",
     hash_seed=2_156_646_100,
-    ranks=8,
     buffer_bytes=24 * GIB,
     host_bytes=4 * GIB,
 )

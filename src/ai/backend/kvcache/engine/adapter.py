@@ -47,8 +47,6 @@ class EngineRequest:
     hash_seed: int
     versions: Versions = attrs.field(factory=Versions)
     """A package that is not known counts as the newest."""
-    ranks: int = 1
-    """How many processes of the engine hold a part of the model."""
     on_gpus: bool = True
     buffer_bytes: int | None = None
     """GPU memory of each rank to stage transfers in, for an adapter that has such a buffer."""

@@ -100,7 +100,6 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             session=session.kernel_id,
             hash_seed=namespace.hash_seed,
             versions=versions,
-            ranks=context.ranks,
             block_tokens=start.arguments.block_size,
             on_gpus=session.gpus is not None,
             buffer_bytes=None if memory.gpu is None else memory.gpu.buffer_bytes,

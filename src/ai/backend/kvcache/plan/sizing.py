@@ -251,7 +251,6 @@ def _setup(
             session=namespace.name,
             hash_seed=namespace.hash_seed,
             versions=Versions({"vllm": request.vllm_version, "lmcache": request.lmcache_version}),
-            ranks=request.parallel.gpus,
             buffer_bytes=budget.buffer_bytes,
             host_bytes=_host(request, gpu).size,
             chunk_tokens=request.chunk_tokens,
