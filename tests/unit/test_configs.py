@@ -33,6 +33,7 @@ GRAFANA_UNITS: Mapping[Unit, frozenset[str]] = {
     Unit.COUNT: frozenset({"short"}),
     Unit.PER_SECOND: frozenset({"cps"}),
     Unit.YES: frozenset({"bool_yes_no"}),
+    Unit.CODE: frozenset({"short"}),
 }
 
 #: What the dashboard's variables may stand for.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
@@ -65,12 +66,15 @@ def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
     (kv / "ns" / NAMESPACE).mkdir(parents=True)
     (kv / "ns" / NAMESPACE / "m@1@0@3e8@half.data").write_bytes(b"0" * 4096)
 
-    def make(port: int | None, *, kv_cache: bool | None = True) -> dict[str, FakeKernel]:
+    def make(
+        port: int | None, *, kv_cache: bool | None = True, engine: str = "lmcache-posix"
+    ) -> dict[str, FakeKernel]:
         config = tmp_path / "scratches/k1/config/kvcache"
         if kv_cache is not None:
             config.mkdir(parents=True, exist_ok=True)
             plan = {
                 "kv_cache": kv_cache,
+                "engine": engine,
                 "namespace": {
                     "name": NAMESPACE,
                     "description": {"storage_format": "lmcache-fs"},
@@ -93,13 +97,22 @@ def register(tmp_path: Path) -> Callable[..., dict[str, FakeKernel]]:
     return make
 
 
-#: One file of a block, with 4,096 bytes.
-FOLDER = {"kvcache_mem": 4096, "kvcache_blocks": 1, "kvcache_unfinished": 0}
+#: One file of a block, with 4,096 bytes, by an adapter that uses ordinary files.
+FOLDER = {
+    "kvcache_transport": 1,
+    "kvcache_mem": 4096,
+    "kvcache_files": 1,
+    "kvcache_blocks": 1,
+    "kvcache_unfinished": 0,
+}
 
 
 async def values(collector: Collector, kernels: dict[str, Any]) -> dict[str, float]:
+    """Without the age of the oldest block, which is never twice the same."""
     measured = await collector.collect(kernels, ["c1"])
-    return {str(m.key): float(m.per_container["c1"].value) for m in measured}
+    found = {str(m.key): float(m.per_container["c1"].value) for m in measured}
+    found.pop("kvcache_oldest_seconds", None)
+    return found
 
 
 async def test_engine_and_folder(collector: Collector, register: Any, engine: int) -> None:
@@ -179,14 +192,37 @@ async def test_namespace_is_not_walked_every_tick(
     (tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e9@half.data").write_bytes(b"0" * 4)
     assert await values(collector, kernels) == FOLDER
     monkeypatch.setattr(collector_module, "USAGE_INTERVAL_SECONDS", 0.0)
-    assert await values(collector, kernels) == {**FOLDER, "kvcache_mem": 4100, "kvcache_blocks": 2}
+    grown = {"kvcache_mem": 4100, "kvcache_files": 2, "kvcache_blocks": 2}
+    assert await values(collector, kernels) == {**FOLDER, **grown}
+
+
+async def test_age_of_the_oldest_block(collector: Collector, register: Any, tmp_path: Path) -> None:
+    kernels = register(None)
+    block = tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e8@half.data"
+    os.utime(block, (0, time.time() - 1000))
+    measured = await collector.collect(kernels, ["c1"])
+    (age,) = [m.per_container["c1"].value for m in measured if m.key == "kvcache_oldest_seconds"]
+    assert float(age) == pytest.approx(1000, abs=60)
+
+
+async def test_transport_of_a_container_without_the_drivers_devices(
+    collector: Collector, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of this machine, which has no GPU, stands in for the container's first one."""
+
+    async def pid_of(self: ContainerPids, container_id: str) -> int:
+        return os.getpid()
+
+    monkeypatch.setattr(ContainerPids, "of", pid_of)
+    kernels = register(None, engine="lmcache-gds")
+    assert await values(collector, kernels) == {**FOLDER, "kvcache_transport": 2}
 
 
 async def test_namespace_that_vanished(collector: Collector, register: Any, tmp_path: Path) -> None:
     kernels = register(None)
     (tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e8@half.data").unlink()
     (tmp_path / "kv/ns" / NAMESPACE).rmdir()
-    assert await collector.collect(kernels, ["c1"]) == []
+    assert await values(collector, kernels) == {"kvcache_transport": 1}
 
 
 async def test_damaged_plan(collector: Collector, register: Any, tmp_path: Path) -> None:

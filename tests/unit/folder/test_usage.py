@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from ai.backend.kvcache.folder.usage import Usage, namespace_usage
@@ -19,15 +22,30 @@ def namespace(tmp_path: Path) -> Path:
 def test_whole_tree(tmp_path: Path, namespace: Path) -> None:
     (namespace / "ab/cd").mkdir(parents=True)
     (namespace / "m@1@0@3e8@half.data").write_bytes(b"0" * 100)
-    (namespace / "ab/cd/m@1@0@3e9@half.data").write_bytes(b"0" * 23)
+    oldest = namespace / "ab/cd/m@1@0@3e9@half.data"
+    oldest.write_bytes(b"0" * 23)
+    os.utime(oldest, (0, time.time() - 500))
     (namespace / "m@1@0@3ea@half.tmp").write_bytes(b"0" * 5)
     (namespace / "notes.txt").write_bytes(b"0" * 2)
-    assert namespace_usage(tmp_path, "ab", FORM) == Usage(130, blocks=2, unfinished=1)
+    usage = namespace_usage(tmp_path, "ab", FORM)
+    assert usage.oldest_seconds == pytest.approx(500, abs=60)
+    # Two blocks with 123 bytes.
+    assert attrs.evolve(usage, oldest_seconds=None) == Usage(
+        130, files=4, blocks=2, unfinished=1, block_bytes=61.5, oldest_seconds=None
+    )
+
+
+def test_no_block(tmp_path: Path, namespace: Path) -> None:
+    (namespace / "notes.txt").write_bytes(b"0" * 2)
+    usage = namespace_usage(tmp_path, "ab", FORM)
+    assert (usage.block_bytes, usage.oldest_seconds) == (None, None)
 
 
 def test_form_of_another_version(tmp_path: Path, namespace: Path) -> None:
     (namespace / "a").write_bytes(b"0" * 7)
-    assert namespace_usage(tmp_path, "ab", "of-the-future") == Usage(7, None, None)
+    assert namespace_usage(tmp_path, "ab", "of-the-future") == Usage(
+        7, files=1, blocks=None, unfinished=None, block_bytes=None, oldest_seconds=None
+    )
 
 
 def test_links_do_not_count_with_their_targets(tmp_path: Path, namespace: Path) -> None:

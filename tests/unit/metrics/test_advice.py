@@ -23,6 +23,7 @@ def said(age: float | None = HOUR, **figures: float) -> list[str]:
         ({"util": 80, "pool_util": 10}, "the folder serves 80 % of prompts: working as meant"),
         ({"util": 80}, "working as meant"),
         ({"util": 80, "saved_seconds": -3.2}, "loading took longer than computing"),
+        ({"crowded_out": 7}, "no room for 7 blocks, which were computed: raise cpu-tier"),
         ({"failed_loads": 2}, "2 loads failed"),
         ({"failed_stores": 4}, "4 stores failed"),
         ({"healthy": 0}, "unhealthy"),
@@ -45,6 +46,11 @@ def test_sentences(figures: dict[str, float], text: str) -> None:
 )
 def test_nothing_to_say(figures: dict[str, float]) -> None:
     assert said(**figures) == []
+
+
+def test_how_much_larger_host_memory_is_to_be() -> None:
+    (advice,) = advise({"kvcache_crowded_out": 7.0}, HOUR, host_bytes=20 * 2**30)
+    assert advice.text.endswith("raise cpu-tier from 20 GiB to 40 GiB")
 
 
 def test_young_sessions_are_not_judged() -> None:

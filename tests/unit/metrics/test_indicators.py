@@ -12,6 +12,7 @@ from ai.backend.kvcache.folder.usage import Usage
 from ai.backend.kvcache.metrics.indicators import (
     INDICATORS,
     LASTING,
+    TRANSPORT,
     Unit,
     engine_indicators,
     usage_indicators,
@@ -98,6 +99,70 @@ class TestCapturedPages:
         assert reading["loads"] == 33
         assert reading["evicted_blocks"] == 33
         assert values("", "\n".join(pages), seconds=11)["kvcache_evicted_rate"] == 3
+
+
+SERVER = {
+    "requests": "lmcache_mp_l2_store_submitted_requests_total",
+    "ended": "lmcache_mp_l2_store_completed_requests_total",
+    "begun": "lmcache_mp_l2_store_submitted_objects_chunks_total",
+    "done": "lmcache_mp_l2_store_completed_objects_chunks_total",
+    "written": "lmcache_mp_l2_usage_bytes",
+    "loaded": "lmcache_mp_l2_prefetch_load_completed_chunks_total",
+    "missing": 'lmcache_mp_l2_prefetch_failure_chunks_total{reason="not_found"}',
+    "no_room": 'lmcache_mp_l2_prefetch_failure_chunks_total{reason="l1_oom"}',
+    "taken": 'lmcache_mp_l2_prefetch_failure_chunks_total{reason="l1_contended"}',
+}
+
+
+def server(**samples: float) -> Reading:
+    """A page of LMCache's server, which has no counter before it counts for the first time."""
+    return read_page("".join(f"{SERVER[name]} {value}\n" for name, value in samples.items()))
+
+
+class TestServer:
+    def test_bytes_follow_from_blocks(self) -> None:
+        before, after = server(loaded=3, written=4000), server(loaded=11, written=12000)
+        found = engine_indicators(between(before, after, 10, block_bytes=1000.0))
+        assert found["kvcache_load_rate"] == 800
+        assert found["kvcache_load_mem"] == 1000
+        assert found["kvcache_store_rate"] == 800
+
+    def test_blocks_of_a_size_that_is_not_known(self) -> None:
+        found = engine_indicators(between(server(loaded=3), server(loaded=11), 10))
+        assert "kvcache_load_rate" not in found
+
+    def test_loads_that_fail(self) -> None:
+        after = server(loaded=3, missing=4, no_room=5, taken=6)
+        found = engine_indicators(between(server(loaded=3), after, 10))
+        # Blocks that another request was just loading were not lost.
+        assert found["kvcache_failed_loads"] == 4
+        assert found["kvcache_crowded_out"] == 5
+
+    def test_stores_that_fail(self) -> None:
+        # Of the two requests that begin in between one fails, with 4 blocks.
+        before = server(requests=5, ended=5, begun=20, done=20)
+        after = server(requests=7, ended=7, begun=28, done=24)
+        assert engine_indicators(between(before, after, 10))["kvcache_failed_stores"] == 4
+
+    def test_all_stores_fail(self) -> None:
+        after = server(requests=2, ended=2, begun=8)
+        found = engine_indicators(between(server(loaded=3), after, 10))
+        assert found["kvcache_failed_stores"] == 8
+
+    def test_stores_under_way_have_not_failed(self) -> None:
+        before = server(requests=5, ended=5, begun=20, done=18)
+        busy = server(requests=7, ended=6, begun=28, done=22)
+        idle = server(requests=9, ended=9, begun=36, done=33)
+        first = between(before, busy, 10)
+        assert engine_indicators(first)["kvcache_failed_stores"] == 0
+        # 36 - 33 blocks are lost in all, 20 - 18 of them long ago.
+        second = between(first.now, idle, 10)
+        assert engine_indicators(second)["kvcache_failed_stores"] == 1
+
+    def test_never_idle(self) -> None:
+        before = server(requests=5, ended=4, begun=20, done=16)
+        after = server(requests=7, ended=6, begun=28, done=24)
+        assert "kvcache_failed_stores" not in engine_indicators(between(before, after, 10))
 
 
 class TestSglang:
@@ -267,14 +332,17 @@ class TestAbsence:
 
 class TestFolder:
     def test_what_lies_there(self) -> None:
-        assert usage_indicators(Usage(4096, 2, 1)) == {
+        assert usage_indicators(Usage(4096, 4, 2, 1, 2000.0, 86400.0)) == {
             "kvcache_mem": 4096,
+            "kvcache_files": 4,
             "kvcache_blocks": 2,
             "kvcache_unfinished": 1,
+            "kvcache_oldest_seconds": 86400,
         }
 
     def test_form_that_is_not_known(self) -> None:
-        assert usage_indicators(Usage(4096, None, None)) == {"kvcache_mem": 4096}
+        usage = Usage(4096, 3, None, None, None, None)
+        assert usage_indicators(usage) == {"kvcache_mem": 4096, "kvcache_files": 3}
 
 
 class TestTable:
@@ -288,5 +356,6 @@ class TestTable:
     def test_each_has_one_origin_and_one_name(self) -> None:
         assert len({i.key for i in INDICATORS}) == len(INDICATORS)
         for indicator in INDICATORS:
-            assert (indicator.of_interval is None) != (indicator.of_usage is None)
+            origins = (indicator.of_interval, indicator.of_usage)
+            assert origins.count(None) == (2 if indicator.key == TRANSPORT else 1)
         assert {i.key for i in INDICATORS} >= LASTING

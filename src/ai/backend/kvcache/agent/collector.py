@@ -24,12 +24,15 @@ from ai.backend.agent.stats import ContainerMeasurement, Measurement, MetricType
 from ai.backend.common.types import MetricKey
 from ai.backend.logging import BraceStyleAdapter
 
+from ..engine.adapter import Transport
 from ..engine.loopback import session_loopback
+from ..engine.select import TRANSPORTS
 from ..folder.layout import namespace_directory
 from ..folder.usage import Usage, namespace_usage
 from ..metrics.indicators import (
     INDICATORS,
     LASTING,
+    TRANSPORT,
     Indicator,
     Unit,
     engine_indicators,
@@ -41,6 +44,7 @@ from ..plan.plan import PLAN_FILE
 from .leases import LeaseKeeper
 from .netns import InsidePage, read_inside
 from .pids import ContainerPids
+from .transport import effective_transport
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -74,14 +78,16 @@ class _Source:
     read_at: float = float("-inf")
     lasting: Mapping[str, float] = attrs.field(factory=dict)
 
-    def take(self, reading: Reading, now: float) -> Mapping[str, float]:
+    def take(
+        self, reading: Reading, now: float, block_bytes: float | None = None
+    ) -> Mapping[str, float]:
         """The figures from the reading before to this one."""
-        interval = between(self.reading, reading, now - self.read_at)
+        interval = between(self.reading, reading, now - self.read_at, block_bytes)
         values = engine_indicators(interval)
         if interval.seconds is None:
             # Another engine than the one that was asked before.
             self.lasting = {}
-        self.reading, self.read_at = reading, now
+        self.reading, self.read_at = interval.now, now
         self.lasting = {**self.lasting, **{k: v for k, v in values.items() if k in LASTING}}
         return {**self.lasting, **values}
 
@@ -97,6 +103,8 @@ class _Target:
     """(KV folder as a path of this host, name of the namespace)."""
     storage_format: str
     """Of the files in it."""
+    transport: Transport | None
+    """As planned. None: by an adapter that is not known."""
     inside: Mapping[str, InsidePage]
     """Pages that are seen in the container only, by name."""
     sources: Mapping[str, _Source]
@@ -255,6 +263,7 @@ class Collector:
                 metrics_url=_metrics_url(kernel),
                 namespace=_namespace(kernel, plan),
                 storage_format=str(plan["namespace"]["description"]["storage_format"]),
+                transport=TRANSPORTS.get(plan["engine"]),
                 inside=inside,
                 sources={
                     name: self._sources.get((kernel_id, name)) or _Source()
@@ -285,6 +294,7 @@ class Collector:
         pages = asyncio.gather(
             *(self._scrape_inside(target, *page) for page in target.inside.items()),
             self._scrape(target),
+            self._transport(target),
         )
         usage = await self._usage(target)
         values: dict[str, float] = {}
@@ -325,7 +335,23 @@ class Collector:
             log.debug("kernel {}: no page of its {}: {!r}", target.kernel_id, name, e)
             self._pids.forget(target.container_id)
             return {}
-        return target.sources[name].take(reading, time.monotonic())
+        usage = self._usages[target.namespace].usage if target.namespace else None
+        block_bytes = usage.block_bytes if usage else None
+        return target.sources[name].take(reading, time.monotonic(), block_bytes)
+
+    async def _transport(self, target: _Target) -> Mapping[str, float]:
+        if target.transport is None:
+            return {}
+        try:
+            # Ordinary files are what they are; Docker need not be asked.
+            is_gds = target.transport is Transport.GDS
+            pid = await self._pids.of(target.container_id) if is_gds else 0
+            effective = await asyncio.to_thread(effective_transport, target.transport, pid)
+        except (OSError, aiodocker.DockerError) as e:
+            log.debug("kernel {}: its transport cannot be seen: {!r}", target.kernel_id, e)
+            self._pids.forget(target.container_id)
+            return {}
+        return {TRANSPORT: float(effective)}
 
     async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:

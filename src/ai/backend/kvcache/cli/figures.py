@@ -11,6 +11,13 @@ def _bytes(value: float) -> str:
     return f"{value / unit:.2f} {name}"
 
 
+def _seconds(value: float) -> str:
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if value >= 2 * unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value:.3f} s"
+
+
 def figure_text(value: float, unit: Unit) -> str:
     """One figure with its unit."""
     match unit:
@@ -21,10 +28,10 @@ def figure_text(value: float, unit: Unit) -> str:
         case Unit.BYTES_PER_SECOND:
             return f"{_bytes(value)}/s"
         case Unit.SECONDS:
-            return f"{value:.3f} s"
+            return _seconds(value)
         case Unit.PER_SECOND:
             return f"{value:.2f} /s"
         case Unit.YES:
             return "yes" if value else "no"
-        case Unit.TOKENS | Unit.FILES | Unit.COUNT:
+        case Unit.TOKENS | Unit.FILES | Unit.COUNT | Unit.CODE:
             return f"{value:,.0f}"

@@ -47,6 +47,9 @@ WAYS = (
 #: What people may name.
 NAMES = tuple(dict.fromkeys(way.adapter for way in WAYS))
 
+#: Adapter → how it moves what it loads and stores.
+TRANSPORTS: Mapping[str, Transport] = {way.adapter: way.transport for way in WAYS}
+
 
 @attrs.frozen
 class Wish:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,11 +20,16 @@ class Usage:
     """What the files of a namespace are and take."""
 
     size: int
-    """Bytes of all regular files, whatever they are."""
+    """Bytes of all files, whatever they are."""
+    files: int
     blocks: int | None
     """How many files are blocks of contexts. None: the form of the files is not known."""
     unfinished: int | None
     """How many were begun and not finished, now or by a process that ended."""
+    block_bytes: float | None
+    """Of a block in the mean. None: there is none, or the form of the files is not known."""
+    oldest_seconds: float | None
+    """How long ago the oldest block was written. None: likewise."""
 
 
 def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
@@ -38,7 +44,8 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
         OSError: the namespace's directory cannot be opened.
     """
     names = FORMATS.get(storage_format)
-    size = 0
+    size = files_in_all = size_of_blocks = 0
+    oldest = now = time.time()
     kinds = dict.fromkeys(FileKind, 0)
     with ExitStack() as stack:
         fd: int | None = None
@@ -49,9 +56,24 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
             for name in files:
                 with contextlib.suppress(FileNotFoundError):
                     # A link counts with its own few bytes, not with those of its target.
-                    size += os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
-                    if names is not None:
-                        kinds[names.kind_of(name)] += 1
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    size += status.st_size
+                    files_in_all += 1
+                    if names is None:
+                        continue
+                    kind = names.kind_of(name)
+                    kinds[kind] += 1
+                    if kind is FileKind.BLOCK:
+                        size_of_blocks += status.st_size
+                        oldest = min(oldest, status.st_mtime)
     if names is None:
-        return Usage(size, None, None)
-    return Usage(size, kinds[FileKind.BLOCK], kinds[FileKind.UNFINISHED])
+        return Usage(size, files_in_all, None, None, None, None)
+    blocks = kinds[FileKind.BLOCK]
+    return Usage(
+        size,
+        files_in_all,
+        blocks,
+        kinds[FileKind.UNFINISHED],
+        block_bytes=size_of_blocks / blocks if blocks else None,
+        oldest_seconds=now - oldest if blocks else None,
+    )

@@ -7,6 +7,8 @@ from enum import IntEnum
 
 import attrs
 
+from ..sizes import gib
+
 #: Percent. Below it hits are chance; the first turn of every context has none.
 FEW_HITS = 5.0
 
@@ -80,6 +82,12 @@ _RULES = (
         lambda f, _: _is(f, "kvcache_saved_seconds", lambda v: v < 0),
     ),
     _Rule(
+        Weight.HARMS,
+        "host memory had no room for {kvcache_crowded_out:.0f} blocks, which were computed: raise "
+        "cpu-tier{larger_tier}",
+        lambda f, _: _is(f, "kvcache_crowded_out", lambda v: v > 0),
+    ),
+    _Rule(
         Weight.USELESS,
         "engine memory serves {kvcache_engine_util:.0f} %: the folder adds nothing now",
         lambda f, _: (
@@ -116,20 +124,29 @@ _RULES = (
 )
 
 
-def advise(figures: Figures, age: float | None = None) -> tuple[Advice, ...]:
+def _larger(tier: int | None) -> str:
+    """Twice as much: what a tier has no room for says nothing of how much there is."""
+    return f" from {gib(tier)} to {gib(2 * tier)}" if tier else ""
+
+
+def advise(
+    figures: Figures, age: float | None = None, host_bytes: int | None = None
+) -> tuple[Advice, ...]:
     """What is to be said, the weightiest alone.
 
     Args:
         figures: of one session.
         age: seconds since the session started; None where it is not known.
+        host_bytes: of the host memory that its plan has between GPU and folder. None: not known.
 
     Returns:
         Nothing where the figures do not say enough.
     """
     said = [rule for rule in _RULES if rule.when(figures, age)]
     weightiest = max((rule.weight for rule in said), default=None)
+    words = {**figures, "larger_tier": _larger(host_bytes)}
     return tuple(
-        Advice(rule.weight, rule.text.format_map(figures))
+        Advice(rule.weight, rule.text.format_map(words))
         for rule in said
         if rule.weight is weightiest
     )

@@ -27,6 +27,8 @@ class Unit(StrEnum):
     PER_SECOND = "per_second"
     YES = "yes"
     """1 or 0."""
+    CODE = "code"
+    """A number that stands for something, which the meaning says."""
 
 
 type _OfInterval = Callable[[Interval], float | None]
@@ -46,7 +48,7 @@ class Indicator:
     meaning: str
     of_interval: _OfInterval | None = None
     of_usage: _OfUsage | None = None
-    """The one of the two that says it."""
+    """The one of the two that says it; none of them for what the agent itself sees."""
     lasts: bool = False
     """Whether it stands until there is a new one: while nobody asks, nothing new can be said of
     requests, and what was said of the last ones stays true."""
@@ -117,6 +119,17 @@ def _pool(interval: Interval) -> float | None:
     return None if use is None else 100 * use
 
 
+def _loaded_bytes(interval: Interval) -> float | None:
+    counted, blocks = interval.rose("loaded_bytes"), interval.rose("loaded_blocks")
+    if counted is not None or blocks is None or interval.block_bytes is None:
+        return counted
+    # LMCache's server counts blocks only.
+    return blocks * interval.block_bytes
+
+
+#: What the agent sees by itself.
+TRANSPORT = "kvcache_transport"
+
 INDICATORS = (
     Indicator(
         "kvcache_util",
@@ -168,13 +181,13 @@ INDICATORS = (
         "kvcache_load_rate",
         Unit.BYTES_PER_SECOND,
         "bytes loaded from the KV folder",
-        lambda i: i.per_second("loaded_bytes"),
+        lambda i: ratio(_loaded_bytes(i), i.seconds),
     ),
     Indicator(
         "kvcache_load_mem",
         Unit.BYTES,
         "mean size of one load",
-        lambda i: ratio(i.rose("loaded_bytes"), i.rose("loads")),
+        lambda i: ratio(_loaded_bytes(i), i.rose("loads")),
         lasts=True,
     ),
     Indicator(
@@ -231,6 +244,18 @@ INDICATORS = (
         lambda i: i.per_second("evicted_blocks"),
     ),
     Indicator(
+        "kvcache_engine_evicted_rate",
+        Unit.PER_SECOND,
+        "blocks that had to leave the engine's own memory, where vLLM runs with --kv-cache-metrics",
+        lambda i: i.per_second("engine_evicted_blocks"),
+    ),
+    Indicator(
+        "kvcache_crowded_out",
+        Unit.COUNT,
+        "blocks that host memory had no room for",
+        lambda i: i.happened("crowded_out"),
+    ),
+    Indicator(
         "kvcache_failed_loads",
         Unit.COUNT,
         "loads that failed",
@@ -249,10 +274,22 @@ INDICATORS = (
         lambda i: i.now["is_healthy"],
     ),
     Indicator(
+        TRANSPORT,
+        Unit.CODE,
+        "how the folder is read: 1 ordinary files, 2 GPUDirect Storage in its compatible mode, "
+        "through host memory, 3 GPUDirect Storage",
+    ),
+    Indicator(
         "kvcache_mem",
         Unit.BYTES,
         "bytes of the session's namespace in the KV folder",
         of_usage=lambda u: u.size,
+    ),
+    Indicator(
+        "kvcache_files",
+        Unit.FILES,
+        "files in the session's namespace, of whatever kind",
+        of_usage=lambda u: u.files,
     ),
     Indicator(
         "kvcache_blocks",
@@ -265,6 +302,12 @@ INDICATORS = (
         Unit.FILES,
         "files in it that were begun and not finished, now or by an engine that ended",
         of_usage=lambda u: u.unfinished,
+    ),
+    Indicator(
+        "kvcache_oldest_seconds",
+        Unit.SECONDS,
+        "age of the oldest block in the session's namespace",
+        of_usage=lambda u: u.oldest_seconds,
     ),
 )
 

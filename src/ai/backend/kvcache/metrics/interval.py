@@ -27,6 +27,8 @@ class Interval:
     seconds: float | None
     """None: not known, so that there are no rates, and no counts of single events either: those
     since the engine's start may long be over."""
+    block_bytes: float | None = None
+    """Of a block in the folder, in the mean, where that is known."""
 
     def rose(self, key: str) -> float | None:
         """By how much a counter rose; None where that is not known."""
@@ -59,21 +61,37 @@ def _risen[K](before: Mapping[K, float], now: Mapping[K, float]) -> dict[K, floa
     return None if any(value < 0 for value in risen.values()) else risen
 
 
-def between(before: Reading | None, now: Reading, seconds: float | None) -> Interval:
+def _with_failures_of(before: Reading, now: Reading) -> Reading:
+    """Where the later reading cannot tell how many stores have failed, as many as before."""
+    if "failed_stores" in now.values or "failed_stores" not in before.values:
+        return now
+    failed = {"failed_stores": before.values["failed_stores"]}
+    return attrs.evolve(now, values={**failed, **now.values})
+
+
+def between(
+    before: Reading | None,
+    now: Reading,
+    seconds: float | None,
+    block_bytes: float | None = None,
+) -> Interval:
     """What happened from one reading to the next.
 
     Args:
-        before: None for the first one.
+        before: None for the first one; else ``now`` of the interval before, or a page.
         now: the later reading of the same engine.
         seconds: the time between.
+        block_bytes: of a block in the folder, in the mean. None: not known.
     """
-    counters = {key: now.values[key] for key in _COUNTERS if key in now.values}
     if before is not None:
+        later = _with_failures_of(before, now)
+        counters = {key: later.values[key] for key in _COUNTERS if key in later.values}
         counted = _risen(before.values, counters)
         buckets = _risen(before.buckets, now.buckets)
         if counted is not None and buckets is not None:
-            return Interval(now, counted, buckets, seconds)
-    return Interval(now, counters, now.buckets, None)
+            return Interval(later, counted, buckets, seconds, block_bytes)
+    counters = {key: now.values[key] for key in _COUNTERS if key in now.values}
+    return Interval(now, counters, now.buckets, None, block_bytes)
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:

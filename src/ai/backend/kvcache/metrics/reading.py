@@ -4,9 +4,13 @@
 has is taken. Left out on purpose:
 
 - ``vllm:prefix_cache_queries``: in vLLM 0.20.2 with LMCache's server it counts more than was asked.
-- ``lmcache_mp_l2_store_completed_requests``: it counts stores that failed, too. What was stored is
-  seen in the folder.
-- ``lmcache_mp_l2_usage_bytes``: only what this process wrote.
+- ``lmcache_mp_l0_*``: they follow a part of the engine's blocks only.
+
+Two of LMCache's server do not mean what they say, and are used for what they do mean:
+
+- ``lmcache_mp_l2_store_completed_requests`` counts stores that failed, too. So it says when nothing
+  is under way; what has been begun then and did not become a file has failed.
+- ``lmcache_mp_l2_usage_bytes`` is not what the folder holds, but what this process wrote into it.
 """
 
 from __future__ import annotations
@@ -80,18 +84,39 @@ QUANTITIES: Mapping[str, Quantity] = {
         Kind.MEAN, (Source("vllm:kv_cache_usage_perc"), Source("sglang:token_usage"))
     ),
     "loaded_bytes": _counter("lmcache:num_remote_read_bytes_total"),
-    "stored_bytes": _counter("lmcache:num_remote_write_bytes_total"),
+    "stored_bytes": _counter("lmcache:num_remote_write_bytes_total", "lmcache_mp_l2_usage_bytes"),
     "loads": _counter(
         "lmcache:num_remote_read_requests_total",
         "lmcache_mp_l2_prefetch_load_completed_chunks_total",
     ),
-    "stores": _counter("lmcache:num_remote_write_requests_total"),
-    "loads_begun": _counter("lmcache_mp_l2_prefetch_load_submitted_objects_chunks_total"),
-    "failed_loads": _counter("lmcache:get_blocking_failed_count"),
+    "loaded_blocks": _counter("lmcache_mp_l2_prefetch_load_completed_chunks_total"),
+    "stores": _counter(
+        "lmcache:num_remote_write_requests_total",
+        "lmcache_mp_l2_store_completed_objects_chunks_total",
+    ),
+    "store_requests": _counter("lmcache_mp_l2_store_submitted_requests_total"),
+    "ended_store_requests": _counter("lmcache_mp_l2_store_completed_requests_total"),
+    "stores_begun": _counter("lmcache_mp_l2_store_submitted_objects_chunks_total"),
+    "failed_loads": Quantity(
+        Kind.COUNTER,
+        (
+            Source("lmcache:get_blocking_failed_count"),
+            Source("lmcache_mp_l2_prefetch_failure_chunks_total", {"reason": "not_found"}),
+        ),
+    ),
     "failed_stores": _counter("lmcache:put_failed_count"),
+    "crowded_out": Quantity(
+        Kind.COUNTER,
+        (
+            Source("lmcache:local_cpu_evict_failed_count_total"),
+            Source("lmcache_mp_l2_prefetch_failure_chunks_total", {"reason": "l1_oom"}),
+        ),
+    ),
     "evicted_blocks": _counter(
         "lmcache:local_cpu_evict_keys_count_total", "lmcache_mp_l1_evicted_chunks_total"
     ),
+    # With --kv-cache-metrics only.
+    "engine_evicted_blocks": _counter("vllm:kv_block_lifetime_seconds_count"),
     "is_healthy": Quantity(Kind.LEAST, (Source("lmcache:lmcache_is_healthy"),)),
 }
 
@@ -144,6 +169,17 @@ def _buckets(samples: Iterable[Sample]) -> dict[float, float]:
     return {}
 
 
+def _failed_stores(values: Mapping[str, float]) -> float | None:
+    """Of LMCache's server: what it has begun and not done while nothing is under way.
+
+    None while something is.
+    """
+    begun = values.get("stores_begun")
+    if begun is None or values["store_requests"] != values.get("ended_store_requests"):
+        return None
+    return begun - values.get("stores", 0)
+
+
 def read_page(page: str) -> Reading:
     """Reads one page, or several that belong together one behind the other.
 
@@ -151,5 +187,8 @@ def read_page(page: str) -> Reading:
         ValueError: a line that matters is not in the text format.
     """
     samples = tuple(read_samples(page, _NAMES))
-    values = {key: _value(quantity, samples) for key, quantity in QUANTITIES.items()}
-    return Reading({k: v for k, v in values.items() if v is not None}, _buckets(samples))
+    found = {key: _value(quantity, samples) for key, quantity in QUANTITIES.items()}
+    values = {key: value for key, value in found.items() if value is not None}
+    if "failed_stores" not in values and (failed := _failed_stores(values)) is not None:
+        values["failed_stores"] = failed
+    return Reading(values, _buckets(samples))
