@@ -51,6 +51,9 @@ class Result:
     answers_equal: bool
     folder_bytes: int
     namespace: str
+    url: str
+    """Of the service, which goes on running."""
+    session: str
     live_stat: Mapping[str, str]
     elapsed_seconds: float
 
@@ -126,14 +129,10 @@ def ensure_model(client: Client, name: str, model: Path, definition: str) -> Non
     client.upload(name, model, [written])
 
 
-def ensure_service(client: Client, name: str, image: str) -> str:
-    """A service of the model folder of the same name, with the KV folder.
-
-    One at a time: those of other versions of the quick start make room for it.
-    """
-    for other, service in client.services().items():
-        if other.startswith("quickstart-") and other != name:
-            client.delete_service(service)
+def create_service(
+    client: Client, name: str, image: str, resources: Mapping[str, Any] = RESOURCES
+) -> str:
+    """A service of the model folder of the same name, with the KV folder."""
     service = client.ensure_service(
         name,
         image=f"local/{image}",
@@ -142,12 +141,20 @@ def ensure_service(client: Client, name: str, image: str) -> str:
         model_definition_path="model-definition.yaml",
         extra_mounts=[KV_FOLDER],
         extra_mount_map={KV_FOLDER: "/kvcache"},
-        resources=RESOURCES,
+        resources=dict(resources),
         resource_opts={},
         runtime_variant="custom",
     )
     client.scale_service(service, 1)
     return service
+
+
+def ensure_service(client: Client, name: str, image: str) -> str:
+    """The same, one at a time: those of other versions of the quick start make room for it."""
+    for other, service in client.services().items():
+        if other.startswith("quickstart-") and other != name:
+            client.delete_service(service)
+    return create_service(client, name, image)
 
 
 def show(client: Client, image: str, model: Path, prompt: str) -> Result:
@@ -185,6 +192,8 @@ def show(client: Client, image: str, model: Path, prompt: str) -> Result:
         answers_equal=cold.text == warm.text,
         folder_bytes=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
         namespace=namespace,
+        url=url,
+        session=session,
         live_stat={k: v for k, v in sorted(statistics.items()) if k.startswith("kvcache")},
         elapsed_seconds=round(elapsed_seconds(), 1),
     )

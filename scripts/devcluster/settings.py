@@ -92,6 +92,7 @@ def values() -> dict[str, str]:
         "db_password": DB_PASSWORD,
         "registry_project": REGISTRY_PROJECT,
         "stat_interval": str(STAT_INTERVAL),
+        "alert_rules": str(CLONE / "configs/prometheus/kvcache-alerts.yml"),
         "storage_secret": "storage-proxy-of-a-development-cluster",
         "proxy_api_secret": "app-proxy-of-a-development-cluster",
         "proxy_jwt_secret": "app-proxy-tokens-of-a-development-cluster",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,9 +16,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from devcluster import command, settings
-from devcluster.client import Client, connect
+from devcluster import command, demo, images, settings
+from devcluster.client import Client, connect, model_definition, wait_until
 from devcluster.console import SetupError
+from devcluster.image import engine_image
+from devcluster.models import FUNCTION_MODEL, make_tiny_model
+from devcluster.tinytext import long_prompt
 
 GIB = 2**30
 
@@ -134,3 +138,68 @@ def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
 def running(client: Client, session_id: str) -> RunningSession:
     kernel = client.wait_for_container(session_id)
     return RunningSession(session_id, kernel["id"], kernel["container_id"])
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    reference = engine_image(Path(sys.executable))
+    images.register()
+    return reference
+
+
+@pytest.fixture(scope="session")
+def prompt() -> str:
+    return long_prompt(demo.PROMPT_TOKENS, seed=time.time_ns())
+
+
+def _make_model(image: str, directory: Path) -> Path:
+    """A model with weights that no other has."""
+    make_tiny_model(
+        directory, [*FUNCTION_MODEL, "--seed", str(time.time_ns() % 2**31)], image=image
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def result(
+    client: Client, image: str, prompt: str, tmp_path_factory: pytest.TempPathFactory
+) -> demo.Result:
+    """The quick start, with a model of its own. Its service goes on running."""
+    return demo.show(client, image, _make_model(image, tmp_path_factory.mktemp("model")), prompt)
+
+
+@attrs.frozen
+class Other:
+    """The same prompt to a model of the same shape and path with other weights."""
+
+    namespace: str
+    url: str
+    session: str
+    live_stat: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def other(
+    client: Client,
+    image: str,
+    prompt: str,
+    result: demo.Result,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Other]:
+    model = _make_model(image, tmp_path_factory.mktemp("other-model"))
+    name = f"other-{uuid.uuid4().hex[:8]}"
+    demo.ensure_model(client, name, model, model_definition(demo.START_COMMAND))
+    # Both run side by side, and leave room for a third.
+    service = demo.create_service(client, name, image, {**demo.RESOURCES, "mem": "6g"})
+    url, session = demo.wait_for_service(client, service)
+    demo.ask(url, prompt)
+
+    def reported() -> dict[str, str] | None:
+        # The prompt is in as soon as the engine's own share is known.
+        statistics = client.live_stat(session)
+        return statistics if "kvcache_util" in statistics else None
+
+    statistics = wait_until("The manager's metrics", reported, 120, every=2)
+    namespace = str(demo.plan_of(client, session)["namespace"]["name"])
+    yield Other(namespace, url, session, statistics)
+    client.delete_service(service)

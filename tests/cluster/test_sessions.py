@@ -42,12 +42,12 @@ class TestFolder:
 
 
 class TestSettings:
-    _KEY = "config/plugins/accelerator/kvcache/mount-point"
+    _KEY = "config/plugins/accelerator/kvcache/policy"
 
     @pytest.fixture
     def mount_point(self) -> Iterator[str]:
         """Another mount point than the default, set in etcd while the agent runs."""
-        etcd.put(self._KEY, "/elsewhere")
+        etcd.put(self._KEY, '{"mount-point": "/elsewhere"}')
         yield "/elsewhere"
         etcd.delete(self._KEY)
 
@@ -85,6 +85,40 @@ class TestGpus:
         why = {d["what"]: d["why"] for d in session.plan()["decisions"]}
         assert why["LMCACHE_CHUNK_SIZE"] == "set by the user"
         assert why["buffer"] == "set by the user in LMCACHE_CUFILE_BUFFER_SIZE"
+
+
+class TestSlot:
+    """Only a session that requests the slot holds it, and gets what every other gets besides."""
+
+    _SESSION = "query($id: UUID!) { compute_session(id: $id) { occupied_slots } }"
+    _AGENTS = "query { agent_list(limit: 10, offset: 0) { items { occupied_slots } } }"
+
+    def _held_by(self, client: Client, session: RunningSession) -> str | None:
+        answer = client.api.Admin.query(self._SESSION, {"id": session.id})
+        held: str | None = json.loads(answer["compute_session"]["occupied_slots"]).get(
+            "kvcache.device"
+        )
+        return held
+
+    def _held_on_the_agent(self) -> str:
+        with connect("admin") as admin:
+            (agent,) = admin.api.Admin.query(self._AGENTS, {})["agent_list"]["items"]
+        return str(json.loads(agent["occupied_slots"])["kvcache.device"])
+
+    def test_is_held_by_who_requests_it(
+        self, client: Client, start: SessionStarter, folders: Folders
+    ) -> None:
+        plain = start(folders.mounts)
+        assert self._held_by(client, plain) is None
+        assert self._held_on_the_agent() == "0"
+        session = start(folders.mounts, resources={"cuda.device": 8, "kvcache.device": 1})
+        assert self._held_by(client, session) == "1"
+        assert self._held_on_the_agent() == "1"
+        plan = session.plan()
+        assert plan["kv_cache"] is True
+        assert session.environ()["LMCACHE_GDS_PATH"] == plan["storage"]
+        client.stop_session(session.id)
+        assert self._held_on_the_agent() == "0"
 
 
 class TestSessionWithoutKVCache:

@@ -35,13 +35,18 @@ from pathlib import Path
 import attrs
 import pytest
 
+from ai.backend.kvcache.agent.netns import InsidePage, read_inside
 from ai.backend.kvcache.engine.adapters.lmcache_mp import LAUNCHER_FILE, LMCacheMultiProcess
+from ai.backend.kvcache.folder.usage import namespace_usage
+from ai.backend.kvcache.metrics.indicators import engine_indicators
+from ai.backend.kvcache.metrics.interval import between
+from ai.backend.kvcache.metrics.reading import Reading, read_page
 from ai.backend.kvcache.plan.decide import Preparation
 from ai.backend.kvcache.plan.session import Session
 from devcluster.completion import Answer
 from devcluster.tinytext import long_prompt
 
-from .engine_container import EngineContainer, log_of, started
+from .engine_container import EngineContainer, docker, log_of, started
 from .session_container import prepared, running_session, session_of
 
 pytestmark = pytest.mark.faults
@@ -117,11 +122,15 @@ class LMCacheServer:
 
     def forget(self) -> None:
         """Empties its memory. What is in the folder stays."""
+        host, port = self.http_address()
+        self.engine.run("python3", "-c", _CLEAR_SERVER, host, str(port))
+
+    def http_address(self) -> tuple[str, int]:
         host, port = (
             self.command[self.command.index(option) + 1]
             for option in ("--http-host", "--http-port")
         )
-        self.engine.run("python3", "-c", _CLEAR_SERVER, host, port)
+        return host, int(port)
 
 
 @dataclass
@@ -182,6 +191,26 @@ class Service:
         wait_for("the second chunk is stored", lambda: len(self.files() - before) == 1)
         (second_chunk,) = self.files() - before
         return Stored(prompt, reply, second_chunk)
+
+    def reading(self) -> Reading:
+        """The page of LMCache's server, read as the agent does."""
+        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self.engine.name))
+        host, port = self.server.http_address()
+        return read_page(read_inside(pid, InsidePage(host, port, "/metrics"), 10, 2**20))
+
+    def wait_for_figures(self, before: Reading, expected: Mapping[str, float]) -> None:
+        """The server counts behind its answers."""
+
+        def arrived() -> bool:
+            found = engine_indicators(between(before, self.reading(), 10, self.block_bytes()))
+            print({key: found.get(key) for key in expected})
+            return all(found.get(key) == value for key, value in expected.items())
+
+        wait_for(f"the server's page says {expected}", arrived)
+
+    def block_bytes(self) -> float | None:
+        folder = self.storage.parent.parent
+        return namespace_usage(folder, self.storage.name, "lmcache-mp-fs-aesgcm").block_bytes
 
     def failures(self, words: str) -> int:
         return log_of(self.engine.name).count(words)
@@ -363,6 +392,47 @@ class TestForeignFiles:
         assert reply.text == stored.reply.text
 
 
+class TestServersPage:
+    """What the agent makes of it."""
+
+    def test_blocks_that_are_stored_and_loaded(self, service: Service) -> None:
+        before = service.reading()
+        stored = service.store()
+        size = stored.second_chunk.stat().st_size
+        # Two files in ten seconds, and what they are in the mean.
+        service.wait_for_figures(
+            before,
+            {
+                "kvcache_store_rate": 2 * size / 10,
+                "kvcache_store_mem": size,
+                "kvcache_failed_stores": 0,
+            },
+        )
+        before = service.reading()
+        assert service.ask_from_folder(stored.prompt).loaded == WHOLE
+        service.wait_for_figures(
+            before, {"kvcache_load_rate": 2 * size / 10, "kvcache_load_mem": size}
+        )
+
+    @pytest.mark.parametrize(
+        ("damage", "lost"),
+        [
+            (_halve, 1),
+            (_empty, 1),
+            # LMCache gives up all files of a load with the one whose seal is broken.
+            (_flip, 2),
+        ],
+    )
+    def test_blocks_that_cannot_be_loaded(
+        self, service: Service, damage: Callable[[Path], None], lost: int
+    ) -> None:
+        stored = service.store()
+        damage(stored.second_chunk)
+        before = service.reading()
+        service.ask_from_folder(stored.prompt)
+        service.wait_for_figures(before, {"kvcache_failed_loads": lost})
+
+
 @pytest.fixture(scope="module")
 def damages(service: Service) -> dict[str, Damage]:
     ways = {
@@ -431,6 +501,7 @@ class TestFullFolder:
         files = service.files()
         ballast = disk / "ballast"
         failures = service.failures("No space left on device")
+        reading = service.reading()
         with ballast.open("wb") as file:
             space = os.statvfs(disk)
             os.posix_fallocate(file.fileno(), 0, space.f_bavail * space.f_frsize)
@@ -441,6 +512,7 @@ class TestFullFolder:
             )
             assert first.text.strip()
             assert service.files() == files
+            service.wait_for_figures(reading, {"kvcache_failed_stores": 2})
             reply = service.ask_from_folder(old.prompt)
             assert reply.loaded == WHOLE
             assert reply.text == old.reply.text

@@ -17,7 +17,8 @@ import attrs
 import pytest
 from ai.backend.agent.agent import AbstractKernelCreationContext
 
-from ai.backend.kvcache.agent.plugin import KVCachePlugin
+from ai.backend.kvcache.agent import device
+from ai.backend.kvcache.agent.plugin import DeviceAllocation, KVCachePlugin
 
 GIB = 2**30
 
@@ -31,6 +32,8 @@ class FakeKernel:
     environ: dict[str, str]
     config_dir: Path
     docker_args: dict[str, Any] = attrs.field(factory=dict)
+    #: For each device that the agent attaches: what the callbacks get.
+    device_allocs: list[DeviceAllocation] = attrs.field(factory=lambda: [{device.SLOT: {}}])
 
     @property
     def source_path(self) -> Path:
@@ -116,15 +119,23 @@ def make_kernel(scratch_root: Path, folders: tuple[Path, Path]) -> Callable[...,
 async def plugin(
     scratch_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[KVCachePlugin]:
-    plugin = KVCachePlugin({}, {"container": {"scratch-root": scratch_root}})
+    plugin = KVCachePlugin(
+        {},
+        {
+            "container": {"scratch-root": scratch_root},
+            # Nothing listens there.
+            "etcd": {"namespace": "test", "addr": "127.0.0.1:1"},
+        },
+    )
 
     no_docker: Any = None  # The plugin never calls it.
 
     async def mount_krunner(self: Any, resource_spec: Any, environ: Any) -> None:
         kernel: FakeKernel = self.kernel
-        kernel.docker_args.update(await plugin.generate_docker_args(no_docker, {}))
-        kernel.source_path.mkdir()
-        await plugin.generate_mounts(kernel.source_path, {})
+        for device_alloc in kernel.device_allocs:
+            kernel.docker_args.update(await plugin.generate_docker_args(no_docker, device_alloc))
+            kernel.source_path.mkdir(exist_ok=True)
+            await plugin.generate_mounts(kernel.source_path, device_alloc)
 
     monkeypatch.setattr(AbstractKernelCreationContext, "mount_krunner", mount_krunner)
     await plugin.init()

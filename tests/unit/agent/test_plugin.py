@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from ai.backend.agent.agent import AbstractKernelCreationContext
+from ai.backend.agent.resources import KernelResourceSpec
+from ai.backend.common.types import ResourceSlot
 
-from ai.backend.kvcache.agent import capture
+from ai.backend.kvcache.agent import capture, device
 from ai.backend.kvcache.agent import plugin as plugin_module
 from ai.backend.kvcache.agent.plugin import KVCachePlugin
 
@@ -102,6 +104,41 @@ class TestSessionWithKVCache:
         await kernel.create()
         assert "s3cr3t" not in caplog.text
         assert all("s3cr3t" not in p.read_text() for p in kernel.source_path.iterdir())
+
+
+class TestSessionThatRequestsTheSlot:
+    """The agent attaches the device twice then: as requested, and as to every kernel."""
+
+    @staticmethod
+    def requesting(kernel: Any) -> Any:
+        spec = KernelResourceSpec(
+            slots=ResourceSlot({device.SLOT: Decimal(1)}),
+            allocations={device.KEY: device.create_alloc_map().allocate({device.SLOT: Decimal(1)})},
+            scratch_disk_size=0,
+            unified_devices=[(device.KEY, device.SLOT)],
+        )
+        kernel.device_allocs = [{view.slot: view.device_alloc} for view in spec.device_list]
+        assert len(kernel.device_allocs) == 2
+        return kernel
+
+    async def test_is_prepared_like_any_other(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        plain, kernel = make_kernel(), self.requesting(make_kernel())
+        await plain.create()
+        await kernel.create()
+        assert plan_of(kernel)["kv_cache"] is True
+        assert plan_of(kernel)["decisions"] == plan_of(plain)["decisions"]
+        assert start_command(kernel) == start_command(plain)
+        assert kernel.docker_args == plain.docker_args
+
+    async def test_without_a_folder_is_left_alone(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        kernel = self.requesting(make_kernel(with_folder=False))
+        await kernel.create()
+        assert kernel.docker_args == {}
+        assert list(kernel.config_dir.iterdir()) == []
 
 
 class TestFaults:
@@ -249,7 +286,7 @@ class TestSettings:
     async def test_change_is_followed(
         self, plugin: KVCachePlugin, make_kernel: KernelMaker
     ) -> None:
-        await plugin.update_plugin_config({"mount-point": "/elsewhere"})
+        await plugin.update_plugin_config({"policy": '{"mount-point": "/elsewhere"}'})
         kernel = make_kernel()
         await kernel.create()
         assert not kernel.source_path.exists()
@@ -257,7 +294,7 @@ class TestSettings:
     async def test_bad_change_keeps_the_last_good(
         self, plugin: KVCachePlugin, make_kernel: KernelMaker, caplog: pytest.LogCaptureFixture
     ) -> None:
-        await plugin.update_plugin_config({"mount-point": "nowhere"})
+        await plugin.update_plugin_config({"policy": '{"mount-point": "nowhere"}'})
         assert "mount-point = 'nowhere'" in caplog.text
         kernel = make_kernel()
         await kernel.create()

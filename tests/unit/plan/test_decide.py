@@ -15,7 +15,6 @@ from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.catalog import find_in_catalog
 from ai.backend.kvcache.plan.decide import Preparation, prepare
-from ai.backend.kvcache.plan.folder import asks_for_kv_cache
 from ai.backend.kvcache.plan.plan import Decision
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.policy.settings import Settings, Sharing
@@ -103,22 +102,6 @@ def reason(preparation: Preparation) -> str:
     plan = json.loads(preparation.files["plan.json"])
     assert plan["kv_cache"] is False
     return str(plan["no_kv_cache_because"])
-
-
-class TestAsking:
-    def test_folder_at_the_mount_point(self, make: SessionMaker) -> None:
-        assert asks_for_kv_cache(make(), SETTINGS)
-
-    def test_folder_named(self, make: SessionMaker) -> None:
-        session = make(mounts=(), environ={"BACKENDAI_KVCACHE_FOLDER": "x"})
-        assert asks_for_kv_cache(session, SETTINGS)
-
-    def test_neither(self, make: SessionMaker) -> None:
-        session = make()
-        assert not asks_for_kv_cache(attrs.evolve(session, mounts=session.mounts[:1]), SETTINGS)
-
-    def test_other_mount_point(self, make: SessionMaker) -> None:
-        assert not asks_for_kv_cache(make(), Settings(mount_point=PurePosixPath("/kv")))
 
 
 class TestOnCpus:
@@ -847,9 +830,9 @@ class TestNamespace:
     @pytest.mark.parametrize(
         ("sharing", "shared", "apart"),
         [
-            (Sharing.FOLDER, ({}, {"user_id": "u2"}, {"project_id": "p2"}), ()),
-            (Sharing.PROJECT, ({"user_id": "u2"},), ({"project_id": "p2"},)),
-            (Sharing.USER, ({"project_id": "p2"},), ({"user_id": "u2"},)),
+            (Sharing.PROJECT, ({"user_id": "u2"}, {"project_id": "p2"}, {"session_id": "s2"}), ()),
+            (Sharing.USER, ({"project_id": "p2"}, {"session_id": "s2"}), ({"user_id": "u2"},)),
+            (Sharing.SESSION, ({"user_id": "u2"},), ({"session_id": "s2"},)),
         ],
     )
     def test_sharing(
@@ -860,7 +843,7 @@ class TestNamespace:
         apart: tuple[dict[str, str], ...],
     ) -> None:
         def name_of(**changes: Any) -> str:
-            session = make(**{"user_id": "u1", "project_id": "p1", **changes})
+            session = make(**{"user_id": "u1", "project_id": "p1", "session_id": "s1", **changes})
             namespace = prepare(session, Settings(sharing=sharing)).plan.namespace
             assert namespace is not None
             return namespace.name

@@ -7,6 +7,9 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ai.backend.agent.resources import Mount as AgentMount
+from ai.backend.common.types import MountPermission, MountTypes
+
 from ..plan.decide import Preparation
 from .capture import Captured
 
@@ -31,7 +34,7 @@ def write_files(
 
 
 def change_kernel(captured: Captured, preparation: Preparation) -> None:
-    """Sets start command, shared memory and environment, in memory only.
+    """Sets start command, shared memory, folder and environment, in memory only.
 
     What depends on the shape of the agent's objects comes first, so that a surprise in it leaves
     the environment, and with it the session's programs, as they were.
@@ -44,6 +47,16 @@ def change_kernel(captured: Captured, preparation: Preparation) -> None:
     if preparation.start_command is not None:
         service = kernel_config["internal_data"]["model_definition"]["models"][0]["service"]
         service["start_command"] = list(preparation.start_command)
+    if preparation.mount is not None:
+        # The agent makes a container's mounts from these, and knows them again when it restarts.
+        captured.resource_spec.mounts.append(
+            AgentMount(
+                MountTypes.BIND,
+                preparation.mount.host_path,
+                Path(preparation.mount.container_path),
+                MountPermission.READ_WRITE,
+            )
+        )
     captured.environ.update(preparation.environment)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 
 from ai.backend.agent.alloc_map import AbstractAllocMap, DeviceSlotInfo, DiscretePropertyAllocMap
@@ -43,6 +43,15 @@ def list_devices() -> Collection[AbstractComputeDevice]:
             device_name=KEY,
         )
     ]
+
+
+def is_requested(device_alloc: Mapping[SlotName, Mapping[DeviceId, Decimal]]) -> bool:
+    """Whether a callback is for the slot as a session requested it.
+
+    The agent attaches the device twice to such a session: as requested, and, with nothing
+    allocated, as to every other.
+    """
+    return any(device_alloc.get(SLOT, {}).values())
 
 
 def create_alloc_map() -> AbstractAllocMap:

@@ -125,7 +125,10 @@ def session_of(
         owner=Owner(_identity(environ, "LOCAL_USER_ID"), _identity(environ, "LOCAL_GROUP_ID")),
         shared_memory_bytes=_shared_memory_bytes(kernel_config),
         memory_bytes=_memory_bytes(kernel_config),
+        session_id=_text(kernel_config.get("session_id")),
         user_id=_text(kernel_config.get("owner_user_id")),
         project_id=_text(kernel_config.get("owner_project_id")),
+        resource_group=_text(kernel_config.get("scaling_group")),
+        is_inference=str(kernel_config.get("session_type")) == "inference",
         is_settled=is_settled,
     )

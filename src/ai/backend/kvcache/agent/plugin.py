@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from ai.backend.agent.stats import (
     StatContext,
 )
 from ai.backend.agent.types import Container, MountInfo
+from ai.backend.common.configs.etcd import EtcdConfig
+from ai.backend.common.etcd import AsyncEtcd
 from ai.backend.common.types import (
     AcceleratorMetadata,
     DeviceId,
@@ -41,17 +44,18 @@ from ai.backend.logging import BraceStyleAdapter
 from .. import __version__
 from ..engine.select import NAMES, adapter_named
 from ..engine.versions import Versions
-from ..errors import PolicyError
-from ..plan.decide import Preparation, prepare, without_kv_cache
-from ..plan.folder import asks_for_kv_cache
+from ..errors import KVCacheError, PolicyError
+from ..plan.decide import Preparation, prepare, prepare_with_folder, without_kv_cache
+from ..plan.entitle import Entitlement, entitle
 from ..plan.namespace import says_versions
 from ..plan.session import Session
-from ..policy.settings import Settings, parse_settings
+from ..policy.policy import Policy, parse_plugin_config
 from . import capture, device
 from .apply import append_environment, change_kernel, docker_arguments, write_files
 from .collector import Collector
 from .facts import gpus_of, gpus_of_environ, session_of
 from .image import find_versions
+from .storage import StorageProxies
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -77,13 +81,14 @@ class KVCachePlugin(AbstractComputePlugin):
     slot_types: Sequence[tuple[SlotName, SlotTypes]] = [(device.SLOT, SlotTypes.UNIFIED)]
     exclusive_slot_types: set[str] = set()  # noqa: RUF012 (declared so by the base class)
 
-    _settings: Settings
+    _policy: Policy
     _captures: bool
     _executor: ThreadPoolExecutor
     _collector: Collector
+    _storage: StorageProxies
 
     async def init(self, context: Any | None = None) -> None:
-        self._settings = Settings()
+        self._policy = Policy()
         await self.update_plugin_config(self.plugin_config)
         # Of its own: where a file server hangs, it uses up our threads and not the agent's.
         self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache-prepare")
@@ -92,6 +97,7 @@ class KVCachePlugin(AbstractComputePlugin):
             # half old and half new.
             adapter_named(name)
         self._collector = Collector(Path(self.local_config["container"]["scratch-root"]))
+        self._storage = StorageProxies(partial(_connect_etcd, self.local_config))
         self._captures = capture.install()
         if not self._captures:
             log.warning(
@@ -105,9 +111,9 @@ class KVCachePlugin(AbstractComputePlugin):
 
     async def update_plugin_config(self, plugin_config: Mapping[str, Any]) -> None:
         try:
-            self._settings = parse_settings(plugin_config)
+            self._policy = parse_plugin_config(plugin_config)
         except PolicyError as e:
-            log.error("keeping the previous settings: {}", e)
+            log.error("keeping the previous policy: {}", e)
         else:
             self.plugin_config = plugin_config
 
@@ -133,6 +139,9 @@ class KVCachePlugin(AbstractComputePlugin):
         self, docker: aiodocker.docker.Docker, device_alloc: DeviceAllocation
     ) -> Mapping[str, Any]:
         """Decides; nothing of the kernel is changed before its files are written."""
+        if device.is_requested(device_alloc):
+            # The call that every kernel gets follows, and would take what is set for the user's.
+            return {}
         captured = capture.current()
         preparation = None if captured is None else await self._prepare_captured(docker, captured)
         _preparation.set(preparation)
@@ -142,6 +151,8 @@ class KVCachePlugin(AbstractComputePlugin):
         self, source_path: Path, device_alloc: DeviceAllocation
     ) -> list[MountInfo]:
         """Carries out what was decided. The agent has just made ``source_path``, empty."""
+        if device.is_requested(device_alloc):
+            return []
         captured, preparation = capture.current(), _preparation.get()
         if captured is None:
             _late_directory.set(source_path)
@@ -162,7 +173,7 @@ class KVCachePlugin(AbstractComputePlugin):
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
                 await loop.run_in_executor(
-                    self._executor, _prepare_late, directory, kernel_id, self._settings
+                    self._executor, _prepare_late, directory, kernel_id, self._policy
                 )
         except Exception as e:
             log.warning("kernel {}: no KV cache: {!r}", kernel_id, e)
@@ -183,19 +194,39 @@ class KVCachePlugin(AbstractComputePlugin):
         except Exception:
             log.exception("kernel {}: left alone, its configuration is not understood", kernel_id)
             return None
-        if not asks_for_kv_cache(session, self._settings):
-            return None
+        try:
+            entitlement = entitle(session, self._policy)
+            if entitlement is None:
+                return None
+            folder = await self._folder_of(entitlement)
+        except KVCacheError as e:
+            preparation = without_kv_cache(kernel_id, str(e))
+            _log_outcome(preparation)
+            return preparation
         found = await _versions_in(docker, session)
         session = attrs.evolve(session, image=attrs.evolve(session.image, found=found))
-        preparation = await self._prepare(session)
+        preparation = await self._prepare(session, entitlement, folder)
         _log_outcome(preparation)
         return preparation
 
-    async def _prepare(self, session: Session) -> Preparation:
+    async def _folder_of(self, entitlement: Entitlement) -> Path | None:
+        """Where the folder lies that is still to be mounted; None where there is none."""
+        if entitlement.to_mount is None:
+            return None
+        return await self._storage.path_of(entitlement.to_mount.place)
+
+    async def _prepare(
+        self, session: Session, entitlement: Entitlement, folder: Path | None
+    ) -> Preparation:
+        if folder is None or entitlement.to_mount is None:
+            work = partial(prepare, session, entitlement.settings)
+        else:
+            scope = entitlement.to_mount.scope
+            work = partial(prepare_with_folder, session, entitlement.settings, folder, scope)
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
-                return await loop.run_in_executor(self._executor, prepare, session, self._settings)
+                return await loop.run_in_executor(self._executor, work)
         except TimeoutError:
             return without_kv_cache(
                 session.kernel_id,
@@ -258,6 +289,12 @@ class KVCachePlugin(AbstractComputePlugin):
         return []
 
 
+def _connect_etcd(local_config: Mapping[str, Any]) -> AsyncEtcd:
+    """With the agent's own access."""
+    config = EtcdConfig.model_validate(local_config["etcd"])
+    return AsyncEtcd.create_from_config(config.to_dataclass())
+
+
 async def _versions_in(docker: aiodocker.docker.Docker, session: Session) -> Versions:
     """What the image's files say, where its labels do not."""
     if says_versions(session.image):
@@ -292,7 +329,7 @@ def _remove_empty_directory(directory: Path) -> None:
         log.warning("kernel {}: {} remains: {}", _kernel_id_of(directory), directory.name, e)
 
 
-def _prepare_late(directory: Path, kernel_id: str, settings: Settings) -> None:
+def _prepare_late(directory: Path, kernel_id: str, policy: Policy) -> None:
     """Reads the kernel's stored configuration and adds to its written environment."""
     kernel_config = pickle.loads((directory.parent / "kconfig.dat").read_bytes())
     session = session_of(
@@ -302,9 +339,13 @@ def _prepare_late(directory: Path, kernel_id: str, settings: Settings) -> None:
         gpus_of_environ(kernel_config["environ"]),
         is_settled=True,
     )
-    if not asks_for_kv_cache(session, settings):
-        return
-    preparation = prepare(session, settings)
+    try:
+        entitlement = entitle(session, policy)
+        if entitlement is None:
+            return
+        preparation = prepare(session, entitlement.settings)
+    except KVCacheError as e:
+        preparation = without_kv_cache(kernel_id, str(e))
     directory.mkdir(exist_ok=True)
     write_files(directory, preparation.files, preparation.links)
     append_environment(directory.parent / "environ.txt", preparation.environment)

@@ -7,6 +7,10 @@ from pathlib import PurePosixPath
 #: Version of everything below; written to the folder's manifest.
 FORMAT_VERSION = 1
 
+#: In a folder that is mounted for sessions by policy: a directory for each whose contexts are kept
+#: apart, which is all that their sessions see, and a KV folder of its own.
+SCOPES = "scopes"
+
 #: What the plugin keeps about the folder.
 METADATA = ".kvcache"
 

@@ -17,7 +17,14 @@ from typing import Any
 from ..beneath import open_directory
 from ..errors import FolderError
 from .entries import Owner, enter, read_json, write_json
-from .layout import FOLDER_MANIFEST, FORMAT_VERSION, METADATA, NAMESPACE_MANIFESTS, NAMESPACES
+from .layout import (
+    FOLDER_MANIFEST,
+    FORMAT_VERSION,
+    METADATA,
+    NAMESPACE_MANIFESTS,
+    NAMESPACES,
+    SCOPES,
+)
 from .lease import touch_in
 from .namespace import Namespace, namespace_of
 
@@ -113,6 +120,41 @@ def _prepare(
     touch_in(stack, metadata, namespace.name, kernel_id)
 
 
+def _cannot_be_written(error: OSError, what: str) -> FolderError:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return FolderError(
+            f"{what} cannot be written on this node ({error.strerror}); "
+            "mount it read-write and check its permissions"
+        )
+    name = f" at {error.filename}" if error.filename else ""
+    return FolderError(f"{what} cannot be prepared{name}: {error.strerror}")
+
+
+def prepare_scope(folder: Path, scope: str) -> Path:
+    """Makes the directory that is mounted for one scope's sessions in the place of the folder.
+
+    Args:
+        folder: the folder of all, as a path of this host.
+        scope: the directory's name.
+
+    Returns:
+        It, as a path of this host: a KV folder.
+
+    Raises:
+        FolderError: the folder is missing, or cannot be written, on this node.
+    """
+    if not folder.is_dir():
+        raise FolderError("the KV folder is not there on this node; is its volume mounted?")
+    try:
+        with ExitStack() as stack:
+            root = open_directory(folder)
+            stack.callback(os.close, root)
+            enter(stack, enter(stack, root, SCOPES), scope)
+    except OSError as e:
+        raise _cannot_be_written(e, "the KV folder") from e
+    return folder / SCOPES / scope
+
+
 def prepare_namespace(
     folder: Path, namespace: Namespace, owner: Owner, kernel_id: str, facts: Mapping[str, Any]
 ) -> None:
@@ -134,10 +176,4 @@ def prepare_namespace(
         with ExitStack() as stack:
             _prepare(stack, folder, namespace, owner, kernel_id, facts)
     except OSError as e:
-        if e.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise FolderError(
-                f"the KV folder cannot be written on this node ({e.strerror}); "
-                "mount it read-write and check its permissions"
-            ) from e
-        name = f" at {e.filename}" if e.filename else ""
-        raise FolderError(f"the KV folder cannot be prepared{name}: {e.strerror}") from e
+        raise _cannot_be_written(e, "the KV folder") from e

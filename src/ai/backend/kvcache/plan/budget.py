@@ -45,6 +45,8 @@ class GpuRequest:
     """Of one chunk, in which contexts are stored and loaded."""
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     utilization: Decimal = DEFAULT_UTILIZATION
+    utilization_floor: Decimal = Decimal(0)
+    """The buffer may not take so much that the utilization falls below this."""
     """vLLM's share before the buffer is taken from it."""
     pinned: bool = False
     """The share is the user's, and stays as it is."""
@@ -189,15 +191,22 @@ def divide(request: GpuRequest) -> Budget:
 
 def _largest_buffer(request: GpuRequest, wanted: int) -> int:
     """The wanted buffer, or less in whole GiB, so that one context still fits the pool."""
-    least_share = Decimal(
-        request.weights_bytes + request.overhead_bytes + request.context_bytes
-    ) / Decimal(request.memory_bytes)
+    least_share = max(
+        request.utilization_floor,
+        Decimal(request.weights_bytes + request.overhead_bytes + request.context_bytes)
+        / Decimal(request.memory_bytes),
+    )
     room = int((request.utilization - least_share) * request.memory_bytes)
     buffer_bytes = wanted if wanted <= room else room // GIB * GIB
     # The share is cut to hundredths, which can take one more GiB or two.
-    while buffer_bytes > 0 and (
-        pool_bytes(request, _utilization_beside(request, request.utilization, buffer_bytes))
-        < request.context_bytes
-    ):
+    while buffer_bytes > 0 and not _leaves_enough(request, buffer_bytes):
         buffer_bytes -= GIB
     return max(0, buffer_bytes)
+
+
+def _leaves_enough(request: GpuRequest, buffer_bytes: int) -> bool:
+    utilization = _utilization_beside(request, request.utilization, buffer_bytes)
+    return (
+        utilization >= request.utilization_floor
+        and pool_bytes(request, utilization) >= request.context_bytes
+    )

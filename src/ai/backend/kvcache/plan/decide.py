@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 
@@ -12,7 +13,7 @@ from ..engine.compatibility import refuse_incompatible, version_notes
 from ..engine.select import select
 from ..errors import DeclinedError, KVCacheError
 from ..folder.layout import namespace_directory
-from ..folder.prepare import prepare_namespace
+from ..folder.prepare import prepare_namespace, prepare_scope
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
 from .conflicts import conflict_notes, refuse_conflicts
@@ -21,7 +22,7 @@ from .memory import Context, divide_memory
 from .model import read_model
 from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
-from .session import Session
+from .session import Mount, Session
 from .start import change_start, parallel_of, read_start
 from .suitability import hybrid_note, refuse_geometry
 from .tell import FILES_DIRECTORY, add_by_hand, tell
@@ -40,6 +41,8 @@ class Preparation:
     """In the place of the service's; None: left as it is."""
     shared_memory_bytes: int = 0
     """0: left as it is."""
+    mount: Mount | None = None
+    """A folder that the session has not got yet."""
 
 
 def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str, ...]]:
@@ -180,6 +183,34 @@ def without_kv_cache(kernel_id: str, reason: str) -> Preparation:
     """A session that runs as if it had not asked, and says why."""
     plan = Plan(kernel_id=kernel_id, no_kv_cache_because=reason)
     return Preparation(plan=plan, files={PLAN_FILE: plan_text(plan)})
+
+
+def _mounted(session: Session, settings: Settings, folder: Path, scope: str) -> Mount:
+    """The session's part of a folder, to be mounted where KV folders are."""
+    return Mount(
+        name=settings.folder_name,
+        host_path=prepare_scope(folder, scope),
+        container_path=settings.mount_point,
+        writable=True,
+        is_model=False,
+    )
+
+
+def prepare_with_folder(
+    session: Session, settings: Settings, folder: Path, scope: str
+) -> Preparation:
+    """The same for a session whose folder is still to be mounted.
+
+    Args:
+        folder: the folder that the policy names, as a path of this host.
+        scope: the directory in it that the session gets to see.
+    """
+    try:
+        mount = _mounted(session, settings, folder, scope)
+        with_folder = attrs.evolve(session, mounts=(*session.mounts, mount))
+        return attrs.evolve(_decide(with_folder, settings), mount=mount)
+    except KVCacheError as e:
+        return without_kv_cache(session.kernel_id, str(e))
 
 
 def prepare(session: Session, settings: Settings) -> Preparation:

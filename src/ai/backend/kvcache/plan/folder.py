@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from ..errors import FolderError
+from ..policy.request import FOLDER
 from ..policy.settings import Settings
 from .session import Mount, Session
 
-#: The user names the KV folder in this variable.
-FOLDER_VARIABLE = "BACKENDAI_KVCACHE_FOLDER"
-
-
-def asks_for_kv_cache(session: Session, settings: Settings) -> bool:
-    """Whether the session names a KV folder, or has one at the mount point."""
-    return FOLDER_VARIABLE in session.environ or any(
-        m.container_path == settings.mount_point for m in session.mounts
-    )
-
 
 def find_folder(session: Session, settings: Settings) -> tuple[Mount, str]:
-    """The KV folder and why it is that one.
+    """The KV folder and why it is that one, for a session that names one or has one mounted.
 
     Raises:
         FolderError: it is not mounted, read-only, or a model folder.
     """
-    name = session.environ.get(FOLDER_VARIABLE)
-    if name is not None:
+    name = session.environ.get(FOLDER)
+    if name:
         found = next((m for m in session.mounts if m.name == name), None)
-        why = f"named by {FOLDER_VARIABLE}"
+        why = f"named by {FOLDER}"
         if found is None:
             mounted = ", ".join(m.name for m in session.mounts) or "none"
             raise FolderError(
-                f"{FOLDER_VARIABLE} = {name!r} is not among the session's mounted folders "
+                f"{FOLDER} = {name!r} is not among the session's mounted folders "
                 f"({mounted}); mount it too"
             )
     else:

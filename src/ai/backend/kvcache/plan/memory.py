@@ -11,6 +11,7 @@ from ..engine.adapter import EngineAdapter
 from ..engine.versions import BUFFER_VARIABLES, Versions
 from ..errors import StartCommandError
 from ..model.parallel import GpuShare, Parallel
+from ..policy.request import BUFFER
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
 from .budget import DEFAULT_UTILIZATION, Budget, GpuRequest, divide
@@ -92,7 +93,8 @@ def _divide_gpu(
             concurrent_transfers=settings.concurrent_transfers,
             utilization=DEFAULT_UTILIZATION if pinned is None else Decimal(pinned),
             pinned=pinned is not None,
-            buffer_bytes=_user_buffer_bytes(session.environ),
+            buffer_bytes=_user_buffer_bytes(session.environ) or settings.buffer_bytes,
+            utilization_floor=settings.utilization_floor,
         )
     )
 
@@ -118,13 +120,19 @@ def _divide_host(session: Session, settings: Settings, context: Context) -> Host
 
 
 def _decisions(
-    session: Session, start: EngineStart, gpu: Budget | None, host: HostMemory
+    session: Session,
+    settings: Settings,
+    start: EngineStart,
+    gpu: Budget | None,
+    host: HostMemory,
 ) -> tuple[Decision, ...]:
     use = "contexts stay in it" if host.keeps else "for transfers only"
     of_host = Decision("host_memory", gib(host.size * host.pools), f"{host.why}; {use}")
     if gpu is None:
         return (of_host,)
     by_user = next((v for v in BUFFER_VARIABLES if v in session.environ), None)
+    if by_user is None and settings.buffer_bytes is not None:
+        by_user = BUFFER
     pinned = start.arguments.gpu_memory_utilization is not None
     return (
         Decision(
@@ -152,4 +160,4 @@ def divide_memory(
     """
     gpu = _divide_gpu(session, settings, start, context)
     host = _divide_host(session, settings, context)
-    return Memory(gpu, host, _decisions(session, start, gpu, host))
+    return Memory(gpu, host, _decisions(session, settings, start, gpu, host))

@@ -9,11 +9,11 @@ import attrs
 from ..engine.adapter import EngineAdapter
 from ..engine.command import Program
 from ..engine.versions import Versions
-from ..errors import DeclinedError
 from ..folder.namespace import Namespace, namespace_of
 from ..model.parallel import Parallel
-from ..policy.settings import Settings, Sharing
+from ..policy.settings import Settings
 from .model import Model
+from .scope import owner_of
 from .session import Image, Session
 from .start import EngineStart
 
@@ -55,26 +55,6 @@ def _versions(session: Session, adapter: EngineAdapter, versions: Versions) -> d
     return {package: str(version) for package, version in known.items()}
 
 
-def _sharing(session: Session, sharing: Sharing) -> dict[str, str | None]:
-    """Whom the blocks are for.
-
-    Raises:
-        DeclinedError: it is not known whose session this is.
-    """
-    owners = {
-        Sharing.FOLDER: None,
-        Sharing.PROJECT: session.project_id,
-        Sharing.USER: session.user_id,
-    }
-    owner = owners[sharing]
-    if owner is None and sharing is not Sharing.FOLDER:
-        raise DeclinedError(
-            f"the setting sharing = {sharing} needs to know the session's {sharing}, and this "
-            "agent does not say it"
-        )
-    return {"scope": str(sharing), "owner": owner}
-
-
 def session_namespace(
     session: Session,
     settings: Settings,
@@ -104,7 +84,10 @@ def session_namespace(
         "decode_context_parallel": parallel.decode_context,
         "engine": str(start.program),
         "versions": _versions(session, adapter, versions),
-        "sharing": _sharing(session, settings.sharing),
+        "sharing": {
+            "scope": str(settings.sharing),
+            "owner": owner_of(session, settings.sharing),
+        },
         "storage_format": adapter.storage_format(versions),
         "chunk_tokens": adapter.chunk_tokens,
         "hash_algorithm": adapter.hash_algorithm,

@@ -77,8 +77,12 @@ class Session:
     """The size of /dev/shm that the user asked for."""
     memory_bytes: int | None = None
     """The container's limit."""
+    session_id: str | None = None
     user_id: str | None = None
     project_id: str | None = None
+    resource_group: str | None = None
+    is_inference: bool = False
+    """Whether it serves a model to others, by its type."""
     is_settled: bool = False
     """Start command and container cannot be changed any more, only environment and files."""
 

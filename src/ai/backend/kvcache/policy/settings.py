@@ -1,12 +1,10 @@
-"""The administrator's settings, as the agent reads them from etcd.
-
-They lie under ``config/plugins/accelerator/kvcache/``; Backend.AI hands them over as a nested
-mapping of strings. They are checked once, here, and are a frozen object from then on.
-"""
+"""What may be set, at each level of the policy, and what it comes to for one session."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,21 +14,37 @@ import trafaret as t
 
 from ..engine.adapter import Transport
 from ..engine.select import NAMES, Wish
-from ..errors import PolicyError, SizeError
+from ..errors import SizeError
 from ..sizes import parse_size
+from .place import Host, Place, parse_host, parse_place
+
+
+class Mode(StrEnum):
+    """Which sessions get KV cache."""
+
+    EXPLICIT = "explicit"
+    """Those that ask."""
+    AUTO = "auto"
+    """Every inference session that does not refuse."""
+    OFF = "off"
 
 
 class Sharing(StrEnum):
-    """Whose sessions share a namespace.
+    """Whose sessions share contexts, from the narrowest to the widest.
 
-    A context that is loaded comes faster than one that is computed, so who shares a namespace can
-    find out which contexts the others have used, by timing.
+    A context that is loaded comes faster than one that is computed, so who shares can find out
+    which contexts the others have used, by timing.
     """
 
-    FOLDER = "folder"
-    """All that mount the folder."""
-    PROJECT = "project"
+    SESSION = "session"
     USER = "user"
+    PROJECT = "project"
+    """All that have the folder. Of one that users mount themselves, that is who may mount it: they
+    can read each other's files in it anyway."""
+
+    def is_wider_than(self, other: Sharing) -> bool:
+        members = list(Sharing)
+        return members.index(self) > members.index(other)
 
 
 #: The value of a setting that leaves the choice to the plugin.
@@ -41,8 +55,21 @@ DEFAULT_CONCURRENT_TRANSFERS = 2
 
 
 @attrs.frozen
+class Watermarks:
+    """Percent of the folder's cap: a sweep begins above the one and ends below the other."""
+
+    high: int
+    low: int
+
+
+@attrs.frozen
 class Settings:
-    """What applies to every session of this agent."""
+    """What applies to one session."""
+
+    mode: Mode = Mode.EXPLICIT
+
+    folder: Place | None = None
+    """Mounted for sessions that get KV cache without naming a folder of their own."""
 
     mount_point: PurePosixPath = PurePosixPath("/kvcache")
     """A folder mounted here is the session's KV folder, whatever its name."""
@@ -50,7 +77,7 @@ class Settings:
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     """How many contexts the GPU buffer has to stage at the same time."""
 
-    sharing: Sharing = Sharing.FOLDER
+    sharing: Sharing = Sharing.PROJECT
     """Whose sessions load each other's contexts from one folder."""
 
     wish: Wish = attrs.field(factory=Wish)
@@ -66,19 +93,87 @@ class Settings:
     direct_io: bool | None = None
     """Whether the page cache is passed by. None: as the engine does it by itself."""
 
+    buffer_bytes: int | None = None
+    """The GPU buffer that the user asks for. None: as much as transfers need."""
+
+    utilization_floor: Decimal = Decimal(0)
+    """The buffer may not take so much that ``gpu_memory_utilization`` falls below this."""
+
+    storage_host: Host | None = None
+    """Where folders for projects are made."""
+
+    folder_name: str = "kv-cache"
+    """What they are called."""
+
+    folder_cap_bytes: int | None = None
+    """How large a KV folder may become. None: as large as its quota."""
+
+    age_limit_seconds: int | None = None
+    """What was not used for so long may go. None: nothing goes for its age."""
+
+    watermarks: Watermarks = Watermarks(high=90, low=75)
+
+
+def _checked[V](parse: Callable[[str], V]) -> Callable[[str], V]:
+    """A parser's ValueError in trafaret's words."""
+
+    def check(value: str) -> V:
+        try:
+            return parse(value)
+        except ValueError as e:
+            raise t.DataError(str(e), value=value) from e
+
+    return check
+
 
 def _absolute_path(value: str) -> PurePosixPath:
     path = PurePosixPath(value)
     if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
-        raise t.DataError("must be an absolute path below /, such as /kvcache", value=value)
+        raise ValueError("must be an absolute path below /, such as /kvcache")
     return path
 
 
 def _size(value: str) -> int:
     try:
+        return parse_size(value)
+    except SizeError as e:
+        raise ValueError(f"must be a size such as 64GiB ({e})") from e
+
+
+def _size_or_off(value: str) -> int:
+    try:
         return 0 if value == "off" else parse_size(value)
     except SizeError as e:
-        raise t.DataError(f'must be "off" or a size such as 64GiB ({e})', value=value) from e
+        raise ValueError(f'must be "off" or a size such as 64GiB ({e})') from e
+
+
+_SECONDS: Mapping[str, int] = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _duration(value: str) -> int:
+    match = re.fullmatch(r"([1-9]\d{0,5})([mhdw])", value)
+    if match is None:
+        raise ValueError("must be a number with m, h, d or w, such as 30d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _watermarks(value: str) -> Watermarks:
+    match = re.fullmatch(r"(\d{1,2})-(\d{1,3})", value)
+    if match is None or not 0 < int(match[1]) < int(match[2]) <= 100:
+        raise ValueError("must be two percentages, the lower first, such as 75-90")
+    return Watermarks(high=int(match[2]), low=int(match[1]))
+
+
+def _floor(value: str) -> Decimal:
+    if not re.fullmatch(r"0?\.\d{1,3}", value):
+        raise ValueError("must be a share of a GPU's memory such as 0.5")
+    return Decimal(value)
+
+
+def _folder_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", value):
+        raise ValueError("must be a folder's name of letters, digits, dots and dashes")
+    return value
 
 
 def _one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -87,46 +182,65 @@ def _one_of(names: Iterable[str]) -> Callable[[str], str]:
 
     def check(value: str) -> str:
         if value not in allowed:
-            raise t.DataError(f"must be one of {', '.join(allowed)}", value=value)
+            raise ValueError(f"must be one of {', '.join(allowed)}")
         return value
 
     return check
 
 
+def _text[V](parse: Callable[[str], V]) -> t.Trafaret:
+    return t.String() & _checked(parse)
+
+
 #: Where "auto" says the same as nothing.
 _MAY_BE_AUTO = frozenset({"connector", "transport", "cpu-tier", "io-threads", "direct-io"})
 
-_settings_iv = t.Dict({
-    t.Key("mount-point", to_name="mount_point", optional=True): t.String() & _absolute_path,
-    t.Key("concurrent-transfers", to_name="concurrent_transfers", optional=True): t.ToInt(
-        gte=1, lte=64
-    ),
-    t.Key("sharing", optional=True): t.String() & _one_of(Sharing) & Sharing,
-    t.Key("connector", optional=True): t.String() & _one_of(NAMES),
-    t.Key("transport", optional=True): t.String() & _one_of(Transport) & Transport,
-    t.Key("cpu-tier", to_name="cpu_tier_bytes", optional=True): t.String() & _size,
-    t.Key("io-threads", to_name="io_threads", optional=True): t.ToInt(gte=1, lte=256),
-    t.Key("direct-io", to_name="direct_io", optional=True): t.ToBool(),
-}).ignore_extra("*")
-# Backend.AI keeps keys of its own beside a plugin's, hence ignore_extra.
+#: Name of a setting → (the field that it becomes, its check). Numbers may be written as text, as
+#: on a command line.
+SETTINGS: Mapping[str, tuple[str, t.Trafaret]] = {
+    "mode": ("mode", _text(_one_of(Mode)) & Mode),
+    "folder": ("folder", _text(parse_place)),
+    "mount-point": ("mount_point", _text(_absolute_path)),
+    "concurrent-transfers": ("concurrent_transfers", t.ToInt(gte=1, lte=64)),
+    "sharing": ("sharing", _text(_one_of(Sharing)) & Sharing),
+    "connector": ("connector", _text(_one_of(NAMES))),
+    "transport": ("transport", _text(_one_of(Transport)) & Transport),
+    "cpu-tier": ("cpu_tier_bytes", _text(_size_or_off)),
+    "io-threads": ("io_threads", t.ToInt(gte=1, lte=256)),
+    "direct-io": ("direct_io", t.ToBool()),
+    "utilization-floor": ("utilization_floor", _text(_floor)),
+    "storage-host": ("storage_host", _text(parse_host)),
+    "folder-name": ("folder_name", _text(_folder_name)),
+    "folder-cap": ("folder_cap_bytes", _text(_size)),
+    "age-limit": ("age_limit_seconds", _text(_duration)),
+    "watermarks": ("watermarks", _text(_watermarks)),
+}
+
+_level = t.Dict({
+    t.Key(name, to_name=field, optional=True): check for name, (field, check) in SETTINGS.items()
+})
 
 
-def parse_settings(config: Mapping[str, Any]) -> Settings:
-    """Checks what etcd holds.
+def check_level(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Checks what one level of the policy says.
+
+    Args:
+        said: name of a setting → value.
+
+    Returns:
+        Field → checked value, of those that were said.
 
     Raises:
-        PolicyError: a value is out of its range; the message names key, value and remedy.
+        trafaret.DataError: a name that is none, or a value out of its range; its ``error`` has the
+            reason for each name.
     """
-    try:
-        said = {k: v for k, v in config.items() if not (k in _MAY_BE_AUTO and v == AUTO)}
-        checked = _settings_iv.check(said)
-        wish = Wish(checked.pop("connector", None), checked.pop("transport", None))
-        return Settings(wish=wish, **checked)
-    except t.DataError as e:
-        problems = "; ".join(
-            f"{key} = {config.get(key)!r}: {reason}" for key, reason in e.as_dict().items()
-        )
-        raise PolicyError(
-            f"config/plugins/accelerator/kvcache is not usable ({problems}). "
-            "Correct or delete the key."
-        ) from e
+    named = {k: v for k, v in said.items() if not (k in _MAY_BE_AUTO and v == AUTO)}
+    checked: Mapping[str, Any] = _level.check(named)
+    return checked
+
+
+def settings_of(fields: Mapping[str, Any]) -> Settings:
+    """Settings of checked fields."""
+    wish = Wish(fields.get("connector"), fields.get("transport"))
+    others = {k: v for k, v in fields.items() if k not in ("connector", "transport")}
+    return Settings(wish=wish, **others)
