@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from ai.backend.kvcache.cli import kvcache
 from ai.backend.kvcache.engine.select import NAMES
 from ai.backend.kvcache.metrics.indicators import INDICATORS
+from ai.backend.kvcache.policy.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +37,11 @@ def test_every_figure_has_its_line() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
     lines = re.findall(r"^\| `(kvcache_\w+)` \| \S+ \| (.*) \|$", text, re.MULTILINE)
     assert lines == [(indicator.key, indicator.meaning) for indicator in INDICATORS]
+
+
+def test_every_setting_has_its_line() -> None:
+    text = (ROOT / "docs/policy.md").read_text().partition("\n## What users may say")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == list(SETTINGS)
 
 
 def test_every_way_is_in_the_documents() -> None:
