@@ -27,7 +27,9 @@ _LONGEST_IPC_PATH = 57
 #: Key pairs of the users in Backend.AI's own fixtures, known to all the world.
 CREDENTIALS: Mapping[str, tuple[str, str]] = {
     "admin": ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
+    "domain-admin": ("AKIAHUKCHDEZGEXAMPLE", "cWbsM_vBB4CzTW7JdORRMx8SjGI3-wEXAMPLEKEY"),
     "user": ("AKIANABBDUSEREXAMPLE", "C8qnIo29EZvXkPK_MXcuAakYTy4NYrxwmCEyNPlf"),
+    "other-user": ("AKIANATWOUSEREXAMPLE", "P7oxTDdzHbEpUSs5v7r7EWj9yKstp8VpZ7SEyA-g"),
 }
 
 

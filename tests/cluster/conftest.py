@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +104,29 @@ class Folders:
         return {self.kv: "/kvcache", self.model: "/models"}
 
 
+@contextmanager
+def new_folders(client: Client, model: str) -> Iterator[Folders]:
+    name = f"kv-{uuid.uuid4().hex[:8]}"
+    yield Folders(name, client.ensure_folder(name), model)
+    client.api.VFolder(name).delete()
+
+
 @pytest.fixture
 def folders(client: Client, model_folder: tuple[str, Path]) -> Iterator[Folders]:
     """A new, empty KV folder, and the model."""
-    name = f"kv-{uuid.uuid4().hex[:8]}"
-    yield Folders(name, client.ensure_folder(name), model_folder[0])
-    client.api.VFolder(name).delete()
+    with new_folders(client, model_folder[0]) as folders:
+        yield folders
 
 
 @pytest.fixture
 def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
     """Starts interactive sessions, and ends them after the test, before its folder goes."""
+    with session_starter(client) as start:
+        yield start
+
+
+@contextmanager
+def session_starter(client: Client) -> Iterator[SessionStarter]:
     started: list[str] = []
 
     def start_session(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:

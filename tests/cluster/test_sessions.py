@@ -225,7 +225,14 @@ class TestMetrics:
         session = start(folders.mounts)
         self._wait_for_bytes(client, session, "0")
         ours = {n for n in client.live_stat(session.id) if n.startswith("kvcache")}
-        assert ours == {"kvcache_mem", "kvcache_blocks", "kvcache_unfinished"}
+        expected = {
+            "kvcache_transport": 1,
+            "kvcache_mem": 0,
+            "kvcache_files": 0,
+            "kvcache_blocks": 0,
+            "kvcache_unfinished": 0,
+        }
+        assert ours == set(expected)
         (status,) = json.loads(
             command.run(
                 [
@@ -235,10 +242,6 @@ class TestMetrics:
                 env=configuration.client_environment("user"),
             )
         )
-        assert status["figures"] == {
-            "kvcache_mem": 0,
-            "kvcache_blocks": 0,
-            "kvcache_unfinished": 0,
-        }
+        assert status["figures"] == expected
         assert status["advice"] == []
         assert 0 < status["age_seconds"] < 3600

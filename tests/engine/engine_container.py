@@ -41,13 +41,17 @@ class EngineContainer:
         """What a command prints inside of the container."""
         return docker("exec", self.name, *command)
 
+    def page(self) -> str:
+        """What /metrics says."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            page: str = response.read().decode()
+        return page
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of that name which carry these labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
-            page = response.read().decode()
         return sum(
             sample.value
-            for family in text_string_to_metric_families(page)
+            for family in text_string_to_metric_families(self.page())
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
-from ai.backend.kvcache.agent.apply import write_files
+from ai.backend.kvcache.agent.apply import docker_arguments, write_files
 from ai.backend.kvcache.engine.adapters.lmcache_mp import KEY_FILE, seal_of
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.plan.decide import Preparation, prepare
@@ -84,13 +84,17 @@ def running_session(
     volumes = [
         f"{m.host_path}:{m.container_path}{'' if m.writable else ':ro'}" for m in session.mounts
     ]
+    environment = {**session.environ, **preparation.environment}
+    tmpfs = docker_arguments(preparation).get("HostConfig", {}).get("Tmpfs", {})
+    shm_size = preparation.shared_memory_bytes or session.shared_memory_bytes or 0
     try:
         docker(
             *("run", "--detach", "--name", engine.name, "--publish", "127.0.0.1::8000"),
-            *("--shm-size", str(preparation.shared_memory_bytes)),
+            *("--shm-size", str(shm_size)),
+            *(part for path, how in tmpfs.items() for part in ("--tmpfs", f"{path}:{how}")),
             *(part for volume in volumes for part in ("--volume", volume)),
             *("--volume", f"{config_dir}:{FILES_DIRECTORY}:ro"),
-            *(part for k, v in preparation.environment.items() for part in ("--env", f"{k}={v}")),
+            *(part for k, v in environment.items() for part in ("--env", f"{k}={v}")),
             image,
             *(preparation.start_command or ()),
         )

@@ -149,6 +149,16 @@ async def test_percentages_are_of_a_hundred(
         assert capacity == (100 if measurement.unit_hint == "percent" else None)
 
 
+async def test_size_of_a_capped_folder(collector: Collector, register: Any, tmp_path: Path) -> None:
+    kernels = register(None)
+    plan = tmp_path / "scratches/k1/config/kvcache/plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "folder_cap_bytes": 8192}))
+    measured = await collector.collect(kernels, ["c1"])
+    (size,) = [m.per_container["c1"] for m in measured if m.key == "kvcache_mem"]
+    assert size.value == 4096
+    assert size.capacity == 8192
+
+
 async def test_interactive_session_has_its_folder_only(collector: Collector, register: Any) -> None:
     assert await values(collector, register(None)) == FOLDER
 

@@ -27,16 +27,28 @@ import fcntl, http.server, socket, struct, sys, time
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 request = struct.pack("16sh", b"lo", 0x1)
 fcntl.ioctl(plain, 0x8914, request)
+CHUNKS = b"Transfer-Encoding: chunked\\r\\n\\r\\n"
+DRIPS = {"/drips": b"\\r\\n", "/drips-head": b"X-", "/drips-chunk": CHUNKS}
+ENDLESS = {"/endless-head": b"", "/endless-trailer": CHUNKS + b"1\\r\\nx\\r\\n0\\r\\n"}
 class Pages(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/hangs":
             time.sleep(60)
-        if self.path == "/drips":
-            self.send_response(200)
-            self.end_headers()
+        if self.path in DRIPS:
+            self.wfile.write(b"HTTP/1.0 200 OK\\r\\n" + DRIPS[self.path])
             for _ in range(600):
                 self.wfile.write(b"x")
                 time.sleep(0.1)
+        if self.path in ENDLESS:
+            self.wfile.write(b"HTTP/1.1 200 OK\\r\\n" + ENDLESS[self.path])
+            while True:
+                self.wfile.write(b"X-Line: x\\r\\n")
+        if self.path == "/cut":
+            self.send_response(200)
+            self.send_header("Content-Length", "2000")
+            self.end_headers()
+            self.wfile.write(b"x" * 200)
+            return
         content = b"x" * 2000 if self.path == "/large" else b"answered from inside\\n"
         self.send_response(404 if self.path == "/nothing" else 200)
         self.send_header("Content-Length", str(len(content)))
@@ -108,14 +120,20 @@ def test_other_threads_stay_where_they_are(inside: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "error"),
-    [("/nothing", "status 404"), ("/large", "more than 1000 bytes")],
+    [
+        ("/nothing", "status 404"),
+        ("/large", "too many bytes"),
+        ("/cut", "1800 bytes before its end"),
+        ("/endless-head", "too many bytes"),
+        ("/endless-trailer", "too many bytes"),
+    ],
 )
 def test_no_page(inside: tuple[int, int], path: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         read(inside, path)
 
 
-@pytest.mark.parametrize("path", ["/hangs", "/drips"])
+@pytest.mark.parametrize("path", ["/hangs", "/drips", "/drips-head", "/drips-chunk"])
 def test_page_that_takes_too_long(inside: tuple[int, int], path: str) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):

@@ -80,6 +80,18 @@ class TestSessionWithKVCache:
         assert kernel.environ["LMCACHE_GDS_BUFFER_SIZE"] == "34816"
         assert plan_of(kernel)["budget"]["memory_bytes"] == 85_899_345_920
 
+    async def test_directory_in_memory(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        kernel = make_kernel(environ={"BACKENDAI_KVCACHE_TRANSPORT": "posix"})
+        kernel.resource_spec.allocations["cuda"] = {"cuda.device": {"0": Decimal(1)}}
+        await kernel.create()
+        assert kernel.environ["PROMETHEUS_MULTIPROC_DIR"] == "/run/kvcache-metrics"
+        # Writable for whoever the session runs as.
+        assert kernel.docker_args == {
+            "HostConfig": {"Tmpfs": {"/run/kvcache-metrics": "mode=1777"}}
+        }
+
     async def test_fraction_of_a_gpu(self, plugin: KVCachePlugin, make_kernel: KernelMaker) -> None:
         kernel = make_kernel()
         kernel.resource_spec.allocations["cuda"] = {"cuda.shares": {"0": Decimal("0.5")}}

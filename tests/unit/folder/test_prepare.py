@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,23 @@ NAMESPACE = namespace_of({"weights": "x"})
 KERNEL = "5f0c2f3e-0000-4000-8000-000000000000"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def limits_of(folder: Path) -> Any:
+    return json.loads((folder / ".kvcache/folder.json").read_text())["limits"]
+
+
+class TestLimits:
+    def test_are_written_and_follow(self, tmp_path: Path) -> None:
+        for size in (1000, 2000):
+            limits = {"cap_bytes": size}
+            prepare_namespace(tmp_path, NAMESPACE, Owner(), KERNEL, {}, limits)
+            assert limits_of(tmp_path) == limits
+
+    def test_of_a_session_without_any_leave_the_folders_alone(self, tmp_path: Path) -> None:
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), KERNEL, {}, {"cap_bytes": 1000})
+        prepare_namespace(tmp_path, NAMESPACE, Owner(), KERNEL, {})
+        assert limits_of(tmp_path) == {"cap_bytes": 1000}
 
 
 class TestPrepareNamespace:

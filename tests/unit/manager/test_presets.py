@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from uuid import UUID
-
 import attrs
 import pytest
 from ai.backend.common.dto.manager.v2.prometheus_query_preset.validators import (
@@ -11,18 +9,13 @@ from ai.backend.common.dto.manager.v2.prometheus_query_preset.validators import 
 
 from ai.backend.kvcache.manager.presets import (
     PREFIX,
-    Kept,
     Preset,
-    changes,
+    identity,
     wanted_presets,
 )
 from ai.backend.kvcache.metrics.indicators import INDICATORS
 
 WANTED = wanted_presets()
-
-
-def kept(number: int, preset: Preset) -> Kept:
-    return Kept(UUID(int=number), preset)
 
 
 class TestQueries:
@@ -43,31 +36,10 @@ class TestQueries:
         )
 
 
-class TestChanges:
-    def test_nothing_there(self) -> None:
-        needed = changes([], WANTED)
-        assert needed.create == WANTED
-        assert (needed.update, needed.delete, needed.same) == ((), (), ())
+class TestIdentity:
+    def test_ours_by_their_names(self) -> None:
+        assert identity(WANTED[0]) == "KV cache: util"
+        assert identity(attrs.evolve(WANTED[0], name=f"{PREFIX}of an older version"))
 
-    def test_twice(self) -> None:
-        have = [kept(i, preset) for i, preset in enumerate(WANTED)]
-        needed = changes(have, WANTED)
-        assert (needed.create, needed.update, needed.delete) == ((), (), ())
-        assert len(needed.same) == len(WANTED)
-
-    def test_of_an_older_version(self) -> None:
-        old = attrs.evolve(WANTED[0], query_template="1", rank=3)
-        gone = attrs.evolve(WANTED[0], name=f"{PREFIX}of an older version")
-        needed = changes([kept(1, old), kept(2, gone)], WANTED[:1])
-        assert needed.create == ()
-        assert needed.update == (kept(1, WANTED[0]),)
-        assert needed.delete == (kept(2, gone),)
-
-    def test_there_twice(self) -> None:
-        needed = changes([kept(1, WANTED[0]), kept(2, WANTED[0])], WANTED[:1])
-        assert needed.same == (kept(1, WANTED[0]),)
-        assert needed.delete == (kept(2, WANTED[0]),)
-
-    def test_others_are_left_alone(self) -> None:
-        others = kept(1, attrs.evolve(WANTED[0], name="CPU utilization"))
-        assert changes([others], []).delete == ()
+    def test_others(self) -> None:
+        assert identity(attrs.evolve(WANTED[0], name="CPU utilization")) is None

@@ -104,6 +104,12 @@ def reason(preparation: Preparation) -> str:
     return str(plan["no_kv_cache_because"])
 
 
+def decision_on(what: str, preparation: Preparation) -> tuple[Any, str]:
+    """(value, why)."""
+    (decision,) = (d for d in preparation.plan.decisions if d.what == what)
+    return decision.value, decision.why
+
+
 class TestOnCpus:
     def test_lmcache_server_on_the_namespace(self, make: SessionMaker, kv_folder: Path) -> None:
         preparation = prepare(make(), SETTINGS)
@@ -302,6 +308,12 @@ class TestUsersConfigFile:
         (model / "vllm.yaml").write_text(content)
         session = make(service=serve("--config", "vllm.yaml"))
         assert "--config vllm.yaml" in reason(prepare(session, SETTINGS))
+
+    def test_what_cannot_be_read_is_not_quoted(self, make: SessionMaker, model: Path) -> None:
+        (model / "vllm.yaml").write_text("port: 1\napi-key: 's3cr3t\n")
+        session = make(service=serve("--config", "vllm.yaml"))
+        # The text that began there has no end.
+        assert reason(prepare(session, SETTINGS)) == "--config vllm.yaml is not valid YAML (line 3)"
 
     def test_not_there(self, make: SessionMaker) -> None:
         session = make(service=serve("--config", "/models/none.yaml"))
@@ -535,6 +547,40 @@ class TestOtherWays:
         assert preparation.start_command is not None
         assert "--gpu-memory-utilization" not in preparation.start_command
 
+    def test_directory_of_the_counters(self, on_gpus: SessionMaker) -> None:
+        preparation = prepare(on_gpus(), Settings(wish=Wish(transport=Transport.POSIX)))
+        assert preparation.environment["PROMETHEUS_MULTIPROC_DIR"] == "/run/kvcache-metrics"
+        assert preparation.memory_directories == (PurePosixPath("/run/kvcache-metrics"),)
+
+    def test_users_own_directory_of_the_counters(self, on_gpus: SessionMaker) -> None:
+        session = on_gpus(environ={"PROMETHEUS_MULTIPROC_DIR": "/tmp/mine"})
+        preparation = prepare(session, Settings(wish=Wish(transport=Transport.POSIX)))
+        assert "PROMETHEUS_MULTIPROC_DIR" not in preparation.environment
+        assert preparation.memory_directories == ()
+        assert decision_on("PROMETHEUS_MULTIPROC_DIR", preparation) == (
+            "left alone",
+            "set by the user",
+        )
+        assert "/tmp/mine" not in preparation.files["plan.json"]
+
+    def test_no_directory_for_counters_in_a_settled_container(self, on_gpus: SessionMaker) -> None:
+        settings = Settings(wish=Wish(transport=Transport.POSIX))
+        preparation = prepare(on_gpus(is_settled=True), settings)
+        assert "LMCACHE_REMOTE_URL" in preparation.environment
+        assert "PROMETHEUS_MULTIPROC_DIR" not in preparation.environment
+        assert preparation.memory_directories == ()
+        assert decision_on("PROMETHEUS_MULTIPROC_DIR", preparation) == (
+            "not set",
+            "the container cannot be given its directory any more",
+        )
+
+    def test_no_counters_of_gpudirect_storage(self, on_gpus: SessionMaker) -> None:
+        # LMCache does not count there what it loads, and a page would say that it is nothing.
+        preparation = prepare(on_gpus(), SETTINGS)
+        assert preparation.plan.adapter == "lmcache-gds"
+        assert "PROMETHEUS_MULTIPROC_DIR" not in preparation.environment
+        assert preparation.memory_directories == ()
+
     def test_host_memory_for_transfers_only(self, on_gpus: SessionMaker) -> None:
         settings = Settings(wish=Wish(transport=Transport.POSIX), cpu_tier_bytes=0)
         environment = prepare(on_gpus(), settings).environment
@@ -713,6 +759,19 @@ class TestUncertainCommand:
         preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
         assert "--max-model-len 131072 from variables" in " ".join(preparation.plan.warnings)
+
+    def test_keys_among_them_are_not_recorded(self, make: SessionMaker) -> None:
+        service = Service(("bash", "-c", "vllm serve /models -tp 8"), PurePosixPath("/models"))
+        environ = {"VLLM_EXTRA_ARGS": "--api-key s3cr3t"}
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
+        assert "--api-key '***' from variables" in " ".join(preparation.plan.warnings)
+        assert "s3cr3t" not in json.dumps(preparation.plan.to_json())
+
+    def test_keys_of_a_settled_session_are_not_recorded(self, make: SessionMaker) -> None:
+        session = make(is_settled=True, service=serve("--api-key", "s3cr3t"))
+        plan = prepare(session, SETTINGS).plan
+        assert "--api-key '***' " in str(plan.add_by_hand)
+        assert "s3cr3t" not in json.dumps(plan.to_json())
 
     def test_settled_session(self, make: SessionMaker) -> None:
         preparation = prepare(make(is_settled=True), SETTINGS)

@@ -7,7 +7,7 @@ import pytest
 
 from ai.backend.kvcache.errors import DeclinedError
 from ai.backend.kvcache.folder.entries import Owner
-from ai.backend.kvcache.plan.entitle import entitle
+from ai.backend.kvcache.plan.entitle import entitle, needs_project
 from ai.backend.kvcache.plan.session import Image, Mount, Session
 from ai.backend.kvcache.policy.policy import Policy, check_policy
 
@@ -131,3 +131,39 @@ class TestOff:
 
     def test_who_does_not_ask_is_left_alone(self) -> None:
         assert entitle(session(is_inference=True), policy(mode="off")) is None
+
+
+class TestProjectThatIsNotKnown:
+    """Backend.AI's agents are not told; asking somebody else takes time."""
+
+    UNKNOWN = session(project_id=None)
+    SERVICE = session(project_id=None, is_inference=True)
+    PER_PROJECT = check_policy({"projects": {PROJECT: {"mode": "auto", "folder": FOLDER}}})
+
+    def test_is_needed_where_projects_have_settings(self) -> None:
+        assert needs_project(self.UNKNOWN, self.PER_PROJECT)
+
+    def test_is_needed_for_a_folder_that_would_be_mounted(self) -> None:
+        assert needs_project(self.SERVICE, policy(mode="auto"))
+        assert needs_project(session(project_id=None, environ=ASKS), policy())
+
+    @pytest.mark.parametrize("mode", ["explicit", "off"])
+    def test_is_not_needed_by_others(self, mode: str) -> None:
+        assert not needs_project(self.UNKNOWN, policy(mode="auto"))
+        assert not needs_project(self.SERVICE, policy(mode=mode))
+        assert not needs_project(session(KV, project_id=None), policy(mode=mode))
+
+    def test_is_not_needed_by_who_refuses(self) -> None:
+        assert not needs_project(session(project_id=None, environ=REFUSES), self.PER_PROJECT)
+
+    def test_is_not_asked_for_twice(self) -> None:
+        assert not needs_project(session(is_inference=True), self.PER_PROJECT)
+
+    def test_is_not_needed_to_say_that_a_wish_cannot_be_understood(self) -> None:
+        strange = session(project_id=None, environ={"BACKENDAI_KVCACHE": "perhaps"})
+        assert not needs_project(strange, self.PER_PROJECT)
+
+    @pytest.mark.parametrize("sharing", ["project", "user"])
+    def test_is_the_reason(self, sharing: str) -> None:
+        with pytest.raises(DeclinedError, match="which project the session is of"):
+            entitle(self.SERVICE, policy(mode="auto", sharing=sharing))

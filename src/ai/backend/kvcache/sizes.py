@@ -14,7 +14,7 @@ GIB = 2**30
 _UNITS = {"": 1, "k": 2**10, "m": MIB, "g": GIB, "t": 2**40, "p": 2**50}
 
 #: No machine has more; a larger size is a mistake.
-_MAX_BYTES = 2**60
+MAX_BYTES = 2**60
 
 
 def parse_size(text: str) -> int:
@@ -25,7 +25,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmgtp]?)(?:i?b)?\s*", text.lower())
     size = int(Decimal(match[1]) * _UNITS[match[2]]) if match else 0
-    if not 0 < size <= _MAX_BYTES:
+    if not 0 < size <= MAX_BYTES:
         raise SizeError(
             f"{text[:40]!r} is not a size; write it as 80GiB, 24g, 512MiB or plain bytes"
         )

@@ -62,9 +62,13 @@ def change_kernel(captured: Captured, preparation: Preparation) -> None:
 
 def docker_arguments(preparation: Preparation) -> dict[str, Any]:
     """What is merged into the container's configuration."""
-    if not preparation.shared_memory_bytes:
-        return {}
-    return {"HostConfig": {"ShmSize": preparation.shared_memory_bytes}}
+    host_config: dict[str, Any] = {}
+    if preparation.shared_memory_bytes:
+        host_config["ShmSize"] = preparation.shared_memory_bytes
+    if preparation.memory_directories:
+        # For whoever the session runs as.
+        host_config["Tmpfs"] = {str(path): "mode=1777" for path in preparation.memory_directories}
+    return {"HostConfig": host_config} if host_config else {}
 
 
 def append_environment(environ_file: Path, environment: Mapping[str, str]) -> None:

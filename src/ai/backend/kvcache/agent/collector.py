@@ -7,13 +7,14 @@ folder, so that an agent that was restarted goes on where it was.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from decimal import Decimal
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +31,7 @@ from ..engine.select import TRANSPORTS
 from ..folder.layout import namespace_directory
 from ..folder.usage import Usage, namespace_usage
 from ..metrics.indicators import (
+    FOLDER_SIZE,
     INDICATORS,
     LASTING,
     TRANSPORT,
@@ -41,9 +43,11 @@ from ..metrics.indicators import (
 from ..metrics.interval import between
 from ..metrics.reading import Reading, read_page
 from ..plan.plan import PLAN_FILE
+from ..sizes import MAX_BYTES
 from .leases import LeaseKeeper
 from .netns import InsidePage, read_inside
 from .pids import ContainerPids
+from .plan_file import read_plan
 from .transport import effective_transport
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
@@ -51,20 +55,31 @@ log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 #: The name of the page that the engine's own port has.
 _ENGINE = "engine"
 
-#: An engine that does not answer within this is left out of the tick.
+#: A page that has not come within this, from its turn on, is left out of the tick.
 SCRAPE_TIMEOUT_SECONDS = 3.0
 
-#: A real page has about 100 KiB; one of this size is no metrics page.
-MAX_PAGE_BYTES = 8 * 2**20
+#: No page is waited for longer, whether its turn came or not. The agent drops all figures of a tick
+#: that takes four of its intervals (30 s each by default), and meanwhile those of other plugins
+#: wait.
+TICK_SECONDS = 10.0
 
-#: A plan has some kilobytes.
-_MAX_PLAN_BYTES = 2**20
+#: An engine's page has about 50 KiB for each of its ranks; one of this size is no metrics page.
+#: Reading the worst page takes a quarter of a second of a core for each MiB.
+MAX_PAGE_BYTES = 4 * 2**20
 
 #: How many engines are asked at the same time.
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 64
+
+#: The same of pages that are seen in a container only, each of which takes a thread.
+MAX_INSIDE = 16
 
 #: Walking a namespace of a million files takes seconds of a file server; once a minute will do.
 USAGE_INTERVAL_SECONDS = 60.0
+
+#: Walks come one behind the other: several at a time, each of which asks for one file after another,
+#: take Python's lock from each other, and twice the time. One that takes longer than this waits for
+#: its file server, and the next may begin.
+WALK_ALONE_SECONDS = 0.2
 
 #: A tick waits no longer than this for a walk that is under way.
 USAGE_WAIT_SECONDS = 2.0
@@ -77,11 +92,19 @@ class _Source:
     reading: Reading | None = None
     read_at: float = float("-inf")
     lasting: Mapping[str, float] = attrs.field(factory=dict)
+    late: int = 0
+    """How many times in a row it did not come in time."""
 
     def take(
         self, reading: Reading, now: float, block_bytes: float | None = None
     ) -> Mapping[str, float]:
-        """The figures from the reading before to this one."""
+        """The figures from the reading before to this one.
+
+        Raises:
+            ValueError: it is another page: nothing is on it of what was there before.
+        """
+        if self.reading is not None and self.reading.values and not reading.values:
+            raise ValueError("nothing that counts is on the page")
         interval = between(self.reading, reading, now - self.read_at, block_bytes)
         values = engine_indicators(interval)
         if interval.seconds is None:
@@ -103,6 +126,8 @@ class _Target:
     """(KV folder as a path of this host, name of the namespace)."""
     storage_format: str
     """Of the files in it."""
+    folder_cap: int | None
+    """Bytes, as the policy says it."""
     transport: Transport | None
     """As planned. None: by an adapter that is not known."""
     inside: Mapping[str, InsidePage]
@@ -117,7 +142,7 @@ class _Usage:
 
     usage: Usage | None = None
     measured_at: float = float("-inf")
-    walk: asyncio.Future[Usage] | None = None
+    walk: asyncio.Task[Usage] | None = None
 
 
 def _inside_pages(kernel_id: str, plan: Mapping[str, Any]) -> dict[str, InsidePage]:
@@ -155,18 +180,63 @@ def _namespace(kernel: Any, plan: Mapping[str, Any]) -> tuple[Path, str] | None:
     return None
 
 
+def _folder_cap(plan: Mapping[str, Any]) -> int | None:
+    cap = plan.get("folder_cap_bytes")
+    return cap if type(cap) is int and 0 < cap <= MAX_BYTES else None
+
+
 def _read_inside(pid: int, page: InsidePage) -> Reading:
     return read_page(read_inside(pid, page, SCRAPE_TIMEOUT_SECONDS, MAX_PAGE_BYTES))
 
 
 async def _read_page(response: aiohttp.ClientResponse) -> str:
     """The body, of bounded size: what answers is the user's container."""
+    if response.status != HTTPStatus.OK:
+        raise ValueError(f"the engine answers with status {response.status}")
     page = bytearray()
     async for chunk in response.content.iter_chunked(64 * 2**10):
         page += chunk
         if len(page) > MAX_PAGE_BYTES:
             raise ValueError(f"the page has more than {MAX_PAGE_BYTES} bytes")
     return page.decode()
+
+
+@asynccontextmanager
+async def _turn(turns: asyncio.Semaphore, source: _Source, ends_at: float) -> AsyncIterator[None]:
+    """Waits for one of the turns and lets it take no more than its time.
+
+    Args:
+        ends_at: when the tick is over, in the loop's time.
+
+    Raises:
+        TimeoutError: the time is over, or the turn did not come.
+    """
+    async with asyncio.timeout_at(ends_at), turns:
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_SECONDS):
+                yield
+        except (TimeoutError, asyncio.CancelledError):
+            source.late += 1
+            raise
+        except Exception:
+            # It answered, however badly.
+            source.late = 0
+            raise
+        source.late = 0
+
+
+async def _guarded(target: _Target, part: Awaitable[Mapping[str, float]]) -> Mapping[str, float]:
+    """What a fault of ours makes of one session's figures, it makes of no other's."""
+    try:
+        return await part
+    except Exception:
+        log.exception("kernel {}: a fault of the plugin", target.kernel_id)
+        return {}
+
+
+def _brief(error: Exception) -> str:
+    """What answers is in it, and may be long."""
+    return repr(error)[:200]
 
 
 class Collector:
@@ -182,13 +252,19 @@ class Collector:
         self._usages: dict[tuple[Path, str], _Usage] = {}
         self._sources: dict[tuple[str, str], _Source] = {}
         # Of its own: its threads enter network namespaces, and do nothing else.
-        self._insiders = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-netns")
+        self._insiders = ThreadPoolExecutor(MAX_INSIDE, thread_name_prefix="kvcache-netns")
         self._pids = ContainerPids()
+        self._engine_turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._inside_turns = asyncio.Semaphore(MAX_INSIDE)
+        self._walk_turn = asyncio.Lock()
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
         await self._pids.close()
+        for known in self._usages.values():
+            if known.walk is not None:
+                known.walk.cancel()
         self._walkers.shutdown(wait=False, cancel_futures=True)
         self._insiders.shutdown(wait=False, cancel_futures=True)
 
@@ -206,12 +282,26 @@ class Collector:
             {t.kernel_id: t.namespace for t in targets if t.namespace},
             {str(kernel_id) for kernel_id in kernels},
         )
-        results = await asyncio.gather(*(self._measure(target) for target in targets))
-        values = {
-            target.container_id: result for target, result in zip(targets, results, strict=True)
-        }
+        ends_at = asyncio.get_running_loop().time() + TICK_SECONDS
+        # A page that came late comes last, and so keeps no other from its turn.
+        pages = sorted(
+            ((target, name) for target in targets for name in target.sources),
+            key=lambda page: page[0].sources[page[1]].late,
+        )
+        # What both say, the engine says.
+        parts = [
+            *((t, self._scrape_inside(t, name, ends_at)) for t, name in pages if name != _ENGINE),
+            *((t, self._scrape(t, ends_at)) for t, name in pages if name == _ENGINE),
+            *((t, self._transport(t)) for t in targets),
+            *((t, self._folder(t)) for t in targets),
+        ]
+        values: dict[str, dict[str, float]] = {target.container_id: {} for target in targets}
+        found = await asyncio.gather(*(_guarded(target, part) for target, part in parts))
+        for (target, _), some in zip(parts, found, strict=True):
+            values[target.container_id] |= some
+        caps = {t.container_id: t.folder_cap for t in targets if t.folder_cap}
         return [
-            _container_measurement(indicator, measured)
+            _container_measurement(indicator, measured, caps)
             for indicator in INDICATORS
             if (
                 measured := {
@@ -263,6 +353,7 @@ class Collector:
                 metrics_url=_metrics_url(kernel),
                 namespace=_namespace(kernel, plan),
                 storage_format=str(plan["namespace"]["description"]["storage_format"]),
+                folder_cap=_folder_cap(plan),
                 transport=TRANSPORTS.get(plan["engine"]),
                 inside=inside,
                 sources={
@@ -279,65 +370,50 @@ class Collector:
 
     def _read_plan(self, kernel_id: str) -> Mapping[str, Any] | None:
         """The plan of a session with KV cache; None for every other session."""
-        path = self._scratch_root / kernel_id / "config" / "kvcache" / PLAN_FILE
-        try:
-            with path.open("rb") as file:
-                plan = json.loads(file.read(_MAX_PLAN_BYTES))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as e:
-            log.warning("kernel {}: its {} cannot be read: {}", kernel_id, PLAN_FILE, e)
-            return None
-        return plan if isinstance(plan, dict) and plan.get("kv_cache") else None
+        plan = read_plan(self._scratch_root, kernel_id)
+        return plan if plan and plan.get("kv_cache") else None
 
-    async def _measure(self, target: _Target) -> Mapping[str, float]:
-        pages = asyncio.gather(
-            *(self._scrape_inside(target, *page) for page in target.inside.items()),
-            self._scrape(target),
-            self._transport(target),
-        )
-        usage = await self._usage(target)
-        values: dict[str, float] = {}
-        # What both say, the engine says.
-        for found in await pages:
-            values |= found
-        return values if usage is None else {**values, **usage_indicators(usage)}
-
-    async def _scrape(self, target: _Target) -> Mapping[str, float]:
+    async def _scrape(self, target: _Target, ends_at: float) -> Mapping[str, float]:
         if target.metrics_url is None:
             return {}
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
-                timeout=aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS),
+                # Turns are what limits them; and no connection outlives the time to the next tick.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Neither side is to compress what does not leave the host.
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,
             )
+        source = target.sources[_ENGINE]
         try:
-            async with self._http.get(target.metrics_url) as response:
-                response.raise_for_status()
-                page = await _read_page(response)
-            reading = await asyncio.to_thread(read_page, page)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+            async with _turn(self._engine_turns, source, ends_at):
+                # The session's engine is not to lead the agent anywhere else.
+                async with self._http.get(target.metrics_url, allow_redirects=False) as response:
+                    page = await _read_page(response)
+                return source.take(await asyncio.to_thread(read_page, page), time.monotonic())
+        except (aiohttp.ClientError, OSError, ValueError) as e:
             # Engines take minutes to load a model, so this is the ordinary state at first.
-            log.debug("kernel {}: no engine metrics: {!r}", target.kernel_id, e)
+            log.debug("kernel {}: no engine metrics: {}", target.kernel_id, _brief(e))
             return {}
-        return target.sources[_ENGINE].take(reading, time.monotonic())
 
     async def _scrape_inside(
-        self, target: _Target, name: str, page: InsidePage
+        self, target: _Target, name: str, ends_at: float
     ) -> Mapping[str, float]:
+        source = target.sources[name]
         try:
-            async with asyncio.timeout(SCRAPE_TIMEOUT_SECONDS):
+            async with _turn(self._inside_turns, source, ends_at):
                 pid = await self._pids.of(target.container_id)
                 reading = await asyncio.get_running_loop().run_in_executor(
-                    self._insiders, _read_inside, pid, page
+                    self._insiders, _read_inside, pid, target.inside[name]
                 )
+                usage = self._usages[target.namespace].usage if target.namespace else None
+                block_bytes = usage.block_bytes if usage else None
+                return source.take(reading, time.monotonic(), block_bytes)
         except (OSError, ValueError, aiodocker.DockerError) as e:
-            log.debug("kernel {}: no page of its {}: {!r}", target.kernel_id, name, e)
+            log.debug("kernel {}: no page of its {}: {}", target.kernel_id, name, _brief(e))
             self._pids.forget(target.container_id)
             return {}
-        usage = self._usages[target.namespace].usage if target.namespace else None
-        block_bytes = usage.block_bytes if usage else None
-        return target.sources[name].take(reading, time.monotonic(), block_bytes)
 
     async def _transport(self, target: _Target) -> Mapping[str, float]:
         if target.transport is None:
@@ -345,13 +421,26 @@ class Collector:
         try:
             # Ordinary files are what they are; Docker need not be asked.
             is_gds = target.transport is Transport.GDS
-            pid = await self._pids.of(target.container_id) if is_gds else 0
-            effective = await asyncio.to_thread(effective_transport, target.transport, pid)
+            async with asyncio.timeout(SCRAPE_TIMEOUT_SECONDS):
+                pid = await self._pids.of(target.container_id) if is_gds else 0
+                effective = await asyncio.to_thread(effective_transport, target.transport, pid)
         except (OSError, aiodocker.DockerError) as e:
             log.debug("kernel {}: its transport cannot be seen: {!r}", target.kernel_id, e)
             self._pids.forget(target.container_id)
             return {}
         return {TRANSPORT: float(effective)}
+
+    async def _folder(self, target: _Target) -> Mapping[str, float]:
+        usage = await self._usage(target)
+        return {} if usage is None else usage_indicators(usage)
+
+    async def _walk(self, folder: Path, namespace: str, storage_format: str) -> Usage:
+        async with self._walk_turn:
+            walk = asyncio.get_running_loop().run_in_executor(
+                self._walkers, namespace_usage, folder, namespace, storage_format
+            )
+            await asyncio.wait({walk}, timeout=WALK_ALONE_SECONDS)
+        return await walk
 
     async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:
@@ -359,10 +448,7 @@ class Collector:
         known = self._usages[target.namespace]
         now = time.monotonic()
         if known.walk is None and now - known.measured_at >= USAGE_INTERVAL_SECONDS:
-            loop = asyncio.get_running_loop()
-            known.walk = loop.run_in_executor(
-                self._walkers, namespace_usage, *target.namespace, target.storage_format
-            )
+            known.walk = asyncio.create_task(self._walk(*target.namespace, target.storage_format))
         if known.walk is not None:
             done, _ = await asyncio.wait({known.walk}, timeout=USAGE_WAIT_SECONDS)
             # Sessions that share the namespace wait for the same walk; the first one files it.
@@ -378,14 +464,20 @@ class Collector:
 
 
 def _container_measurement(
-    indicator: Indicator, values: Mapping[str, float]
+    indicator: Indicator, values: Mapping[str, float], caps: Mapping[str, int]
 ) -> ContainerMeasurement:
-    capacity = Decimal(100) if indicator.unit is Unit.PERCENT else None
+    def capacity(container_id: str) -> Decimal | None:
+        if indicator.unit is Unit.PERCENT:
+            return Decimal(100)
+        if indicator.key == FOLDER_SIZE and container_id in caps:
+            return Decimal(caps[container_id])
+        return None
+
     return ContainerMeasurement(
         MetricKey(indicator.key),
         MetricTypes.GAUGE,
         per_container={
-            cid: Measurement(Decimal(str(round(value, 3))), capacity)
+            cid: Measurement(Decimal(str(round(value, 3))), capacity(cid))
             for cid, value in values.items()
         },
         unit_hint=str(indicator.unit),

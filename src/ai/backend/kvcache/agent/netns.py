@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 
@@ -45,13 +46,15 @@ def _inside(pid: int) -> Iterator[None]:
             os.setns(own.fileno(), os.CLONE_NEWNET)
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a socket that was made inside, until a point in time."""
+class _Socket(socket.socket):
+    """Takes so long and so much in all, in however small parts it comes: http.client reads lines,
+    and more lines, with no end of its own.
+    """
 
-    def __init__(self, pid: int, page: InsidePage, deadline: float) -> None:
-        super().__init__(page.host, page.port)
-        self._pid = pid
+    def __init__(self, deadline: float, max_bytes: int) -> None:
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
         self._deadline = deadline
+        self._bytes_left = max_bytes
 
     def hurry(self) -> None:
         """Lets the next step take no longer than there is time.
@@ -62,25 +65,39 @@ class _Connection(http.client.HTTPConnection):
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        self._own_socket.settimeout(left)
+        self.settimeout(left)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        self.hurry()
+        received = super().recv_into(buffer, nbytes, flags)
+        self._bytes_left -= received
+        if self._bytes_left < 0:
+            raise ValueError("the page has too many bytes")
+        return received
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a socket that was made inside."""
+
+    def __init__(self, pid: int, page: InsidePage, deadline: float, max_bytes: int) -> None:
+        super().__init__(page.host, page.port)
+        self._pid = pid
+        self._limits = deadline, max_bytes
 
     def connect(self) -> None:
         with _inside(self._pid):
-            self._own_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # http.client lets go of its own when it has the head of the answer.
-        self.sock = self._own_socket
-        self.hurry()
+            self.sock = _Socket(*self._limits)
+        self.sock.hurry()
         self.sock.connect((self.host, self.port))
 
 
-def _content(connection: _Connection, response: http.client.HTTPResponse, max_bytes: int) -> bytes:
+def _content(response: http.client.HTTPResponse) -> bytes:
+    # Not in one go: http.client then takes as much memory as the answer says it has.
     content = bytearray()
     while part := response.read1(_PART_BYTES):
         content += part
-        if len(content) > max_bytes:
-            raise ValueError(f"the page has more than {max_bytes} bytes")
-        if not response.isclosed():
-            connection.hurry()
+    if response.length:
+        raise ValueError(f"the page ends {response.length} bytes before its end")
     return bytes(content)
 
 
@@ -92,20 +109,19 @@ def read_inside(pid: int, page: InsidePage, timeout: float, max_bytes: int) -> s
         pid: of a process in the container, as the host counts.
         page: an IPv4 address; names are not looked up.
         timeout: seconds for all of it.
-        max_bytes: what answers is the user's container.
+        max_bytes: of the whole answer: what answers is the user's container.
 
     Raises:
         OSError: nothing answers there, or not in time.
         ValueError: what answers is no page, or has too many bytes.
     """
-    connection = _Connection(pid, page, time.monotonic() + timeout)
+    connection = _Connection(pid, page, time.monotonic() + timeout, max_bytes)
     try:
         connection.request("GET", page.path)
-        connection.hurry()
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise ValueError(f"{page.path} answers with status {response.status}")
-        return _content(connection, response, max_bytes).decode()
+        return _content(response).decode()
     except http.client.HTTPException as e:
         raise ValueError(f"{page.path} is no page: {e!r}") from e
     finally:

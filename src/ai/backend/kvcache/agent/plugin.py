@@ -46,7 +46,7 @@ from ..engine.select import NAMES, adapter_named
 from ..engine.versions import Versions
 from ..errors import KVCacheError, PolicyError
 from ..plan.decide import Preparation, prepare, prepare_with_folder, without_kv_cache
-from ..plan.entitle import Entitlement, entitle
+from ..plan.entitle import Entitlement, entitle, needs_project
 from ..plan.namespace import says_versions
 from ..plan.session import Session
 from ..policy.policy import Policy, parse_plugin_config
@@ -55,6 +55,8 @@ from .apply import append_environment, change_kernel, docker_arguments, write_fi
 from .collector import Collector
 from .facts import gpus_of, gpus_of_environ, session_of
 from .image import find_versions
+from .projects import Projects, connect_store
+from .publish import PlanPublisher
 from .storage import StorageProxies
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
@@ -85,10 +87,13 @@ class KVCachePlugin(AbstractComputePlugin):
     _captures: bool
     _executor: ThreadPoolExecutor
     _collector: Collector
+    _publisher: PlanPublisher
     _storage: StorageProxies
+    _projects: Projects
 
     async def init(self, context: Any | None = None) -> None:
         self._policy = Policy()
+        self._projects = Projects(partial(connect_store, self.local_config))
         await self.update_plugin_config(self.plugin_config)
         # Of its own: where a file server hangs, it uses up our threads and not the agent's.
         self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kvcache-prepare")
@@ -96,7 +101,9 @@ class KVCachePlugin(AbstractComputePlugin):
             # Read now, so that a package that is upgraded under a running agent does not become
             # half old and half new.
             adapter_named(name)
-        self._collector = Collector(Path(self.local_config["container"]["scratch-root"]))
+        scratch_root = Path(self.local_config["container"]["scratch-root"])
+        self._collector = Collector(scratch_root)
+        self._publisher = PlanPublisher(scratch_root)
         self._storage = StorageProxies(partial(_connect_etcd, self.local_config))
         self._captures = capture.install()
         if not self._captures:
@@ -107,6 +114,8 @@ class KVCachePlugin(AbstractComputePlugin):
 
     async def cleanup(self) -> None:
         await self._collector.close()
+        await self._publisher.close()
+        await self._projects.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def update_plugin_config(self, plugin_config: Mapping[str, Any]) -> None:
@@ -114,8 +123,10 @@ class KVCachePlugin(AbstractComputePlugin):
             self._policy = parse_plugin_config(plugin_config)
         except PolicyError as e:
             log.error("keeping the previous policy: {}", e)
-        else:
-            self.plugin_config = plugin_config
+            return
+        self.plugin_config = plugin_config
+        if self._policy.projects:
+            self._projects.connect()
 
     def get_metadata(self) -> AcceleratorMetadata:
         return device.METADATA
@@ -170,10 +181,14 @@ class KVCachePlugin(AbstractComputePlugin):
         _late_directory.set(None)
         kernel_id = _kernel_id_of(directory)
         try:
-            loop = asyncio.get_running_loop()
+            loop, policy = asyncio.get_running_loop(), self._policy
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
+                session = await loop.run_in_executor(
+                    self._executor, _read_late, directory, kernel_id
+                )
+                session = await self._with_project(session, policy)
                 await loop.run_in_executor(
-                    self._executor, _prepare_late, directory, kernel_id, self._policy
+                    self._executor, _prepare_late, directory, session, policy
                 )
         except Exception as e:
             log.warning("kernel {}: no KV cache: {!r}", kernel_id, e)
@@ -195,19 +210,36 @@ class KVCachePlugin(AbstractComputePlugin):
             log.exception("kernel {}: left alone, its configuration is not understood", kernel_id)
             return None
         try:
-            entitlement = entitle(session, self._policy)
-            if entitlement is None:
-                return None
-            folder = await self._folder_of(entitlement)
+            preparation = await self._prepare_session(docker, session)
         except KVCacheError as e:
             preparation = without_kv_cache(kernel_id, str(e))
+        except Exception as e:
+            log.exception("kernel {}: a fault of the plugin", kernel_id)
+            preparation = without_kv_cache(kernel_id, f"a fault of the plugin: {e!r}")
+        if preparation is not None:
             _log_outcome(preparation)
-            return preparation
+        return preparation
+
+    async def _prepare_session(
+        self, docker: aiodocker.docker.Docker, session: Session
+    ) -> Preparation | None:
+        # The one that is in force now, however often it changes before this is through.
+        policy = self._policy
+        session = await self._with_project(session, policy)
+        entitlement = entitle(session, policy)
+        if entitlement is None:
+            return None
+        folder = await self._folder_of(entitlement)
         found = await _versions_in(docker, session)
         session = attrs.evolve(session, image=attrs.evolve(session.image, found=found))
-        preparation = await self._prepare(session, entitlement, folder)
-        _log_outcome(preparation)
-        return preparation
+        return await self._prepare(session, entitlement, folder)
+
+    async def _with_project(self, session: Session, policy: Policy) -> Session:
+        """The session with its project, as far as that is known."""
+        if session.session_id is None or not needs_project(session, policy):
+            return session
+        project = await self._projects.project_of(session.session_id)
+        return attrs.evolve(session, project_id=project)
 
     async def _folder_of(self, entitlement: Entitlement) -> Path | None:
         """Where the folder lies that is still to be mounted; None where there is none."""
@@ -233,9 +265,6 @@ class KVCachePlugin(AbstractComputePlugin):
                 "the model folder or the KV folder did not answer within "
                 f"{PREPARE_TIMEOUT_SECONDS:.0f} s on this node",
             )
-        except Exception as e:
-            log.exception("kernel {}: a fault of the plugin", session.kernel_id)
-            return without_kv_cache(session.kernel_id, f"a fault of the plugin: {e!r}")
 
     async def _carry_out(
         self, captured: capture.Captured, preparation: Preparation, directory: Path
@@ -259,6 +288,7 @@ class KVCachePlugin(AbstractComputePlugin):
         self, ctx: StatContext, container_ids: Sequence[str]
     ) -> Sequence[ContainerMeasurement]:
         try:
+            self._publisher.tick(ctx.agent, container_ids)
             return await self._collector.collect(ctx.agent.kernel_registry, container_ids)
         except Exception:
             log.exception("sessions could not be measured in this tick")
@@ -329,23 +359,27 @@ def _remove_empty_directory(directory: Path) -> None:
         log.warning("kernel {}: {} remains: {}", _kernel_id_of(directory), directory.name, e)
 
 
-def _prepare_late(directory: Path, kernel_id: str, policy: Policy) -> None:
-    """Reads the kernel's stored configuration and adds to its written environment."""
+def _read_late(directory: Path, kernel_id: str) -> Session:
+    """Of the kernel's stored configuration."""
     kernel_config = pickle.loads((directory.parent / "kconfig.dat").read_bytes())
-    session = session_of(
+    return session_of(
         kernel_id,
         kernel_config,
         kernel_config["environ"],
         gpus_of_environ(kernel_config["environ"]),
         is_settled=True,
     )
+
+
+def _prepare_late(directory: Path, session: Session, policy: Policy) -> None:
+    """Adds to the kernel's written environment."""
     try:
         entitlement = entitle(session, policy)
         if entitlement is None:
             return
         preparation = prepare(session, entitlement.settings)
     except KVCacheError as e:
-        preparation = without_kv_cache(kernel_id, str(e))
+        preparation = without_kv_cache(session.kernel_id, str(e))
     directory.mkdir(exist_ok=True)
     write_files(directory, preparation.files, preparation.links)
     append_environment(directory.parent / "environ.txt", preparation.environment)

@@ -7,6 +7,7 @@ that start are told so at once, and do not each wait for it again.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import attrs
+import trafaret as t
 from ai.backend.common.etcd import AsyncEtcd
 
 from ..errors import FolderError
@@ -44,6 +46,15 @@ class _Answer:
 class _Proxy:
     address: str
     secret: str = attrs.field(repr=False)
+    ssl_verify: bool
+
+
+_proxy_entry = t.Dict({
+    t.Key("manager_api", to_name="address"): t.String(),
+    t.Key("secret"): t.String(),
+    # As the manager takes it.
+    t.Key("ssl_verify", default=True): t.ToBool(),
+}).ignore_extra("*")
 
 
 class StorageProxies:
@@ -90,8 +101,9 @@ class StorageProxies:
             # Whatever its client raises, which has no base of its own.
             raise FolderError(f"etcd cannot be asked for the storage proxy {name!r}: {e!r}") from e
         try:
-            return _Proxy(str(found["manager_api"]), str(found["secret"]))
-        except (KeyError, TypeError):
+            return _Proxy(**_proxy_entry.check(dict(found)))
+        except t.DataError:
+            # Not chained: it says what stands there.
             raise FolderError(
                 f"etcd has no volumes/proxies/{name} with manager_api and secret; correct the "
                 "policy's folder or the storage proxy's entry"
@@ -100,7 +112,8 @@ class StorageProxies:
     async def _mount_path(self, place: Place) -> Path:
         proxy = await self._proxy(place.host.proxy)
         timeout = aiohttp.ClientTimeout(total=_TRY_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
+        connector = aiohttp.TCPConnector(ssl=proxy.ssl_verify)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             for left in reversed(range(_TRIES)):
                 try:
                     return await self._try(http, proxy, place)
@@ -117,9 +130,11 @@ class StorageProxies:
             f"{proxy.address.rstrip('/')}/folder/mount",
             json=body,
             headers={_TOKEN_HEADER: proxy.secret},
+            # The secret is for this address alone.
+            allow_redirects=False,
         ) as response:
             if response.status == 200:
-                return Path((await response.json())["path"])
+                return _path_in(await response.read(), place)
             if response.status in (401, 403):
                 raise FolderError(
                     f"the storage proxy {place.host.proxy!r} refuses the secret that etcd has for "
@@ -131,3 +146,21 @@ class StorageProxies:
                     "`backend.ai kvcache policy provision` makes one"
                 )
             raise aiohttp.ClientError(f"status {response.status}")
+
+
+def _path_in(content: bytes, place: Place) -> Path:
+    """The path that an answer holds.
+
+    Raises:
+        FolderError: it holds none.
+    """
+    try:
+        path = Path(json.loads(content)["path"])
+    except (ValueError, RecursionError, LookupError, TypeError):
+        path = None
+    if path is None or not path.is_absolute():
+        raise FolderError(
+            f"the storage proxy {place.host.proxy!r} answers with no path for {place}; is "
+            f"volumes/proxies/{place.host.proxy}/manager_api in etcd its address?"
+        )
+    return path

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from .doctor import doctor
 from .indicators import indicators
 from .plan import plan
 from .presets import presets
@@ -22,6 +23,7 @@ def kvcache() -> None:
             stream.reconfigure(errors="replace")
 
 
+kvcache.add_command(doctor)
 kvcache.add_command(plan)
 kvcache.add_command(indicators)
 kvcache.add_command(presets)

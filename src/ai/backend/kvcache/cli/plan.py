@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import click
@@ -13,10 +12,10 @@ import yaml
 
 from ..engine.versions import NEWEST
 from ..errors import KVCacheError
-from ..model.parallel import Parallel
 from ..model.source import open_model
+from ..plan.ask import sizing_request
 from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
-from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, SizingRequest, size
+from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib
 from .catalog_text import catalog_json, catalog_text
@@ -50,23 +49,6 @@ _FORMATS: Mapping[str, Callable[[Sequence[Sizing]], str]] = {
 #: Formats that are put to use as they are, so that they can be of one model only and hold nothing
 #: but settings.
 _SETTINGS = ("env", "yaml")
-
-
-def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:
-    """The sizes of parallelism; without a size of tensor parallelism, one rank for each GPU.
-
-    Raises:
-        click.UsageError: the GPUs are too few for them.
-    """
-    if tensor is None:
-        tensor = max(1, (gpus or 1) // pipeline)
-    parallel = Parallel(tensor, pipeline, decode_context)
-    if gpus is not None and gpus < parallel.gpus:
-        raise click.UsageError(
-            f"--gpus {gpus} does not go with a tensor-parallel size of {tensor} and a "
-            f"pipeline-parallel size of {pipeline}, which take {parallel.gpus} GPUs"
-        )
-    return parallel
 
 
 @click.command()
@@ -133,11 +115,6 @@ def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int 
 )
 def plan(
     models: tuple[str, ...],
-    tensor_parallel: int | None,
-    pipeline_parallel: int,
-    decode_context_parallel: int,
-    gpu_memory: int | None,
-    gpus: Decimal | None,
     output: str,
     list_models: bool,
     **options: Any,
@@ -157,33 +134,8 @@ def plan(
         raise click.UsageError("MODEL is missing; --list-models shows those known by name")
     if output in _SETTINGS and len(models) > 1:
         raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
-    count = None if gpus is None else max(1, int(gpus))
-    parallel = _parallel(tensor_parallel, pipeline_parallel, decode_context_parallel, count)
-    if gpus is not None and gpus < 1:
-        gpu_memory = int(gpus * (gpu_memory or ASSUMED_MEMORY_BYTES))
     try:
-        sizings = [
-            size(
-                SizingRequest(
-                    model=open_model(model),
-                    parallel=parallel,
-                    gpus=count,
-                    memory_bytes=gpu_memory,
-                    utilization=options["gpu_memory_utilization"],
-                    pinned=options["pin_utilization"],
-                    max_model_len=options["max_model_len"],
-                    kv_cache_dtype=options["kv_cache_dtype"],
-                    weights_bytes=options["weights"],
-                    overhead_bytes=options["overhead"],
-                    concurrent_transfers=options["concurrent_transfers"],
-                    context_tokens=options["context"],
-                    chunk_tokens=options["chunk_size"],
-                    lmcache_version=options["lmcache_version"],
-                    vllm_version=options["vllm_version"],
-                )
-            )
-            for model in models
-        ]
+        sizings = [size(sizing_request(open_model(model), **options)) for model in models]
     except KVCacheError as e:
         raise InputError(e) from e
     if text := _FORMATS[output](sizings):

@@ -1,4 +1,4 @@
-"""``status``: what running sessions' KV caches do, as the manager reports it."""
+"""``status``: what running sessions' KV caches are and do, as the manager reports it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -14,6 +15,8 @@ import click
 from ..metrics.advice import advise
 from ..metrics.indicators import INDICATORS
 from .figures import figure_text
+from .manager import connection, get
+from .session_plan import SessionPlan
 from .table import table
 from .types import Seconds
 
@@ -30,6 +33,20 @@ query($limit: Int!, $offset: Int!) {
 
 _KEYS = frozenset(indicator.key for indicator in INDICATORS)
 
+_IN_THE_SESSION = "in the session it is /home/config/kvcache/plan.json"
+
+_NO_PLUGIN = (
+    "since the manager does not have the plugin: install backend.ai-kvcache[manager] there and "
+    f"restart it; {_IN_THE_SESSION}"
+)
+
+_NOT_TOLD = (
+    "since no agent has told it; agents do so within a minute, for sessions that asked for KV "
+    f"cache; {_IN_THE_SESSION}"
+)
+
+_ENDED = "since the session has just ended"
+
 #: What fits beside each other in the list.
 _COLUMNS = ("kvcache_util", "kvcache_engine_util", "kvcache_saved_seconds", "kvcache_mem")
 
@@ -43,10 +60,12 @@ class Status:
     age: float | None
     """Seconds since it started."""
     figures: Mapping[str, float]
+    host_bytes: int | None = None
+    """Of the plan, where it is known."""
 
     @property
     def advice(self) -> tuple[str, ...]:
-        return tuple(advice.text for advice in advise(self.figures, self.age))
+        return tuple(advice.text for advice in advise(self.figures, self.age, self.host_bytes))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,54 +86,52 @@ def _age(starts_at: str | None) -> float | None:
     return (datetime.now(UTC) - started).total_seconds()
 
 
-def status_of(item: Mapping[str, Any]) -> Status | None:
-    """One session as the manager describes it; None for one without KV cache."""
+def status_of(item: Mapping[str, Any]) -> Status:
+    """One session as the manager describes it; without figures where none is measured."""
     figures: dict[str, float] = {}
     for container in item["containers"] or ():
         for key, metric in json.loads(container["live_stat"] or "{}").items():
             if key in _KEYS:
                 figures[key] = float(metric["current"])
-    if not figures:
-        return None
     return Status(str(item["id"]), str(item["name"]), _age(item["starts_at"]), figures)
 
 
-def _sessions() -> Iterator[Status]:
-    """All running sessions with KV cache that the caller may see.
-
-    Raises:
-        click.ClickException: the client is not installed, or the manager does not answer.
-    """
-    try:
-        from ai.backend.client.exceptions import BackendError
-        from ai.backend.client.session import Session
-    except ImportError as e:
-        raise click.ClickException(
-            f"this command needs the Backend.AI client ({e}); install backend.ai-client"
-        ) from e
+def _sessions(api: Any) -> Iterator[Status]:
+    """All running sessions that the caller may see."""
     offset = 0
+    while True:
+        variables = {"limit": _PAGE_SIZE, "offset": offset}
+        page: Any = api.Admin.query(_QUERY, variables)["compute_session_list"]
+        yield from map(status_of, page["items"])
+        offset += len(page["items"])
+        if not page["items"] or offset >= page["total_count"]:
+            return
+
+
+def _plan(api: Any, session_id: str) -> SessionPlan:
+    """The plan of a session's main kernel, which runs the engine."""
+    from ai.backend.client.exceptions import BackendAPIError
+
     try:
-        with Session() as api:
-            while True:
-                variables = {"limit": _PAGE_SIZE, "offset": offset}
-                answer: Any = api.Admin.query(_QUERY, variables)
-                page = answer["compute_session_list"]
-                yield from filter(None, map(status_of, page["items"]))
-                offset += len(page["items"])
-                if not page["items"] or offset >= page["total_count"]:
-                    return
-    except BackendError as e:
-        raise click.ClickException(f"the manager refused, or was not reached: {e}") from e
+        kernels: Mapping[str, Any] = get(api, f"/kvcache/sessions/{session_id}/plan")["kernels"]
+    except BackendAPIError as e:
+        if e.status != HTTPStatus.NOT_FOUND:
+            raise
+        no_such_route = str(e.data.get("type")).endswith("/url-not-found")
+        return SessionPlan(None, _NO_PLUGIN if no_such_route else _ENDED)
+    return SessionPlan(next(iter(kernels.values()), None), _NOT_TOLD)
 
 
-def _of_one(status: Status) -> str:
+def _of_one(status: Status, plan: SessionPlan) -> str:
     rows = [
         (i.key, figure_text(status.figures[i.key], i.unit), i.meaning)
         for i in INDICATORS
         if i.key in status.figures
     ]
-    advice = status.advice or ("nothing to say yet",)
-    return "\n".join((f"{status.name} ({status.id})", "", table(rows, text=(0, 2)), "", *advice))
+    parts = [f"{status.name} ({status.id})", plan.text()]
+    if rows:
+        parts += [table(rows, text=(0, 2)), "\n".join(status.advice or ("nothing to say yet",))]
+    return "\n\n".join(parts)
 
 
 def _of_all(statuses: Sequence[Status]) -> str:
@@ -136,18 +153,33 @@ def _of_all(statuses: Sequence[Status]) -> str:
     return table([heads, *rows], text=(0, len(heads) - 1))
 
 
-def _shown(session: str | None, as_json: bool) -> str:
-    statuses = [s for s in _sessions() if session is None or session in (s.id, s.name)]
-    if session is not None and not statuses:
-        raise click.ClickException(
-            f"{session!r} is no running session whose KV cache is measured; a session's "
-            "/home/config/kvcache/plan.json says why it has none"
-        )
+def _shown_all(as_json: bool) -> str:
+    with connection() as api:
+        statuses = [status for status in _sessions(api) if status.figures]
     if as_json:
         return json.dumps([status.to_json() for status in statuses], indent=2)
-    if session is None:
-        return _of_all(statuses)
-    return "\n\n".join(map(_of_one, statuses))
+    return _of_all(statuses)
+
+
+def _shown_one(session: str, as_json: bool) -> str:
+    with connection() as api:
+        found = [
+            (attrs.evolve(status, host_bytes=plan.host_bytes), plan)
+            for status in _sessions(api)
+            if session in (status.id, status.name)
+            for plan in (_plan(api, status.id),)
+        ]
+    if not found:
+        raise click.ClickException(f"{session!r} is no running session that you may see")
+    known = [(status, plan) for status, plan in found if status.figures or plan.content is not None]
+    if not known:
+        raise click.ClickException(
+            f"{session!r} has no KV cache that is measured. Its {found[0][1].text()}"
+        )
+    if as_json:
+        answer = [{**status.to_json(), "plan": plan.content} for status, plan in known]
+        return json.dumps(answer, indent=2)
+    return "\n\n".join(_of_one(status, plan) for status, plan in known)
 
 
 @click.command()
@@ -157,10 +189,11 @@ def _shown(session: str | None, as_json: bool) -> str:
 def status(session: str | None, as_json: bool, watch: float | None) -> None:
     """What the KV caches of running sessions do, and what to think of it.
 
-    SESSION is an id or a name; without one, all that you may see are listed.
+    SESSION is an id or a name, and is shown with its plan: what was decided for it and why. Without
+    one, all that you may see are listed.
     """
     while True:
-        shown = _shown(session, as_json)
+        shown = _shown_all(as_json) if session is None else _shown_one(session, as_json)
         if watch is not None and not as_json:
             click.clear()
         click.echo(shown)

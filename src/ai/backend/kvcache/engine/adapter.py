@@ -94,6 +94,9 @@ class EngineSetup:
     """What /dev/shm should hold; 0 when the engine does not care."""
     insists_on_shared_memory: bool = False
     """Whether the engine does not start with less."""
+    memory_directories: Mapping[str, PurePosixPath] = attrs.field(factory=dict)
+    """Variable → the directory of the container that it names: in memory, empty when the container
+    starts, and writable for everybody in it. Without them the engine works, too."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     warnings: tuple[str, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -29,6 +31,14 @@ KEY_VARIABLES = (
     "LMCACHE_PRE_CACHING_HASH_ALGORITHM",
     "PYTHONHASHSEED",
 )
+
+#: vLLM's workers count in files of prometheus_client's here, one for each process, and what answers
+#: /metrics adds them up; without it LMCache's counters are on no page. A process that has ended
+#: counts on with what it had counted last, so that sums never fall, but neither may a file be left
+#: of another container: it has the same numbers for its processes.
+METRICS_DIRECTORIES: Mapping[str, PurePosixPath] = MappingProxyType({
+    "PROMETHEUS_MULTIPROC_DIR": PurePosixPath("/run/kvcache-metrics")
+})
 
 #: Chunks that host memory has to hold for stores: some at least, and better those of one step of
 #: vLLM's, 16,384 tokens at most by itself (engine/arg_utils.py). What does not fit is not stored.

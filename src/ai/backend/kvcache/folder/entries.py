@@ -18,6 +18,9 @@ from ..errors import FolderError
 #: Group-writable, and new entries keep the group, whatever the session's umask.
 DIRECTORY_MODE = 0o2775
 
+#: The agent writes to it, and everybody may go through it.
+_PASSABLE_MODE = 0o755
+
 _MAX_JSON_BYTES = 2**20
 
 
@@ -37,7 +40,10 @@ def enter(stack: ExitStack, parent: int, name: str, owner: Owner | None = None) 
         made = True
     fd = open_directory(name, parent)
     stack.callback(os.close, fd)
-    if made and owner is not None:
+    if made and owner is None:
+        # Sessions go through it, whatever the agent's umask.
+        os.fchmod(fd, _PASSABLE_MODE)
+    elif made and owner is not None:
         unchanged = -1
         if os.geteuid() == 0:
             os.fchown(

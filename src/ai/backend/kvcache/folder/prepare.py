@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..beneath import open_directory
@@ -27,6 +28,8 @@ from .layout import (
 )
 from .lease import touch_in
 from .namespace import Namespace, namespace_of
+
+_NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
 
 
 def _format_version(manifest: Mapping[str, Any], name: str) -> int:
@@ -81,15 +84,17 @@ def _prepare(
     owner: Owner,
     kernel_id: str,
     facts: Mapping[str, Any],
+    limits: Mapping[str, Any],
 ) -> None:
     root = open_directory(folder)
     stack.callback(os.close, root)
     metadata = enter(stack, root, METADATA)
     manifest = read_json(metadata, FOLDER_MANIFEST, f"{METADATA}/{FOLDER_MANIFEST}")
-    if manifest is None:
-        write_json(metadata, FOLDER_MANIFEST, {"format_version": FORMAT_VERSION})
-    else:
+    if manifest is not None:
         _format_version(manifest, FOLDER_MANIFEST)
+    wanted = {"format_version": FORMAT_VERSION, **({"limits": dict(limits)} if limits else {})}
+    if manifest is None or (limits and manifest != wanted):
+        write_json(metadata, FOLDER_MANIFEST, wanted)
     manifests = enter(stack, metadata, NAMESPACE_MANIFESTS)
     name = f"{namespace.name}.json"
     path = f"{NAMESPACE_MANIFESTS}/{name}"
@@ -156,7 +161,12 @@ def prepare_scope(folder: Path, scope: str) -> Path:
 
 
 def prepare_namespace(
-    folder: Path, namespace: Namespace, owner: Owner, kernel_id: str, facts: Mapping[str, Any]
+    folder: Path,
+    namespace: Namespace,
+    owner: Owner,
+    kernel_id: str,
+    facts: Mapping[str, Any],
+    limits: Mapping[str, Any] = _NO_LIMITS,
 ) -> None:
     """Creates the namespace's directory, manifests and lease. No link in the folder is followed.
 
@@ -165,6 +175,8 @@ def prepare_namespace(
         owner: whom the engine runs as.
         kernel_id: whose lease it becomes.
         facts: what the manifest holds besides the description (bytes per token and the like).
+        limits: what the folder's manifest says of its size and age, for whoever sweeps it. Empty:
+            what it says already stays.
 
     Raises:
         FolderError: the folder is missing, read-only, full, of a newer format, damaged, or not
@@ -174,6 +186,6 @@ def prepare_namespace(
         raise FolderError("the KV folder is not there on this node")
     try:
         with ExitStack() as stack:
-            _prepare(stack, folder, namespace, owner, kernel_id, facts)
+            _prepare(stack, folder, namespace, owner, kernel_id, facts, limits)
     except OSError as e:
         raise _cannot_be_written(e, "the KV folder") from e

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from contextlib import ExitStack
@@ -44,9 +43,8 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
         OSError: the namespace's directory cannot be opened.
     """
     names = FORMATS.get(storage_format)
-    size = files_in_all = size_of_blocks = 0
+    size = files_in_all = blocks = size_of_blocks = unfinished = 0
     oldest = now = time.time()
-    kinds = dict.fromkeys(FileKind, 0)
     with ExitStack() as stack:
         fd: int | None = None
         for name in (folder, NAMESPACES, namespace):
@@ -54,26 +52,27 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
             stack.callback(os.close, fd)
         for _, _, files, directory in os.fwalk(dir_fd=fd):
             for name in files:
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     # A link counts with its own few bytes, not with those of its target.
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    size += status.st_size
-                    files_in_all += 1
-                    if names is None:
-                        continue
-                    kind = names.kind_of(name)
-                    kinds[kind] += 1
-                    if kind is FileKind.BLOCK:
-                        size_of_blocks += status.st_size
-                        oldest = min(oldest, status.st_mtime)
+                except FileNotFoundError:
+                    continue
+                size += status.st_size
+                files_in_all += 1
+                kind = None if names is None else names.kind_of(name)
+                if kind is FileKind.BLOCK:
+                    blocks += 1
+                    size_of_blocks += status.st_size
+                    oldest = min(oldest, status.st_mtime)
+                elif kind is FileKind.UNFINISHED:
+                    unfinished += 1
     if names is None:
         return Usage(size, files_in_all, None, None, None, None)
-    blocks = kinds[FileKind.BLOCK]
     return Usage(
         size,
         files_in_all,
         blocks,
-        kinds[FileKind.UNFINISHED],
+        unfinished,
         block_bytes=size_of_blocks / blocks if blocks else None,
         oldest_seconds=now - oldest if blocks else None,
     )

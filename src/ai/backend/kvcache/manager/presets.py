@@ -7,8 +7,7 @@ unique there, so ours begin in a way that others' do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from uuid import UUID
+from collections.abc import Sequence
 
 import attrs
 
@@ -38,25 +37,6 @@ class Preset:
     rank: int
 
 
-@attrs.frozen
-class Kept:
-    """A preset that the manager has."""
-
-    id: UUID
-    preset: Preset
-
-
-@attrs.frozen
-class Changes:
-    """What makes what the manager has into what it should have."""
-
-    create: tuple[Preset, ...]
-    update: tuple[Kept, ...]
-    """With the new content."""
-    delete: tuple[Kept, ...]
-    same: tuple[Kept, ...]
-
-
 def _query(indicator: Indicator) -> str:
     # A fixed label and {labels} cannot share a selector.
     figure = f'{METRIC}{{container_metric_name="{indicator.key}",value_type="current"}}'
@@ -76,21 +56,6 @@ def wanted_presets(indicators: Sequence[Indicator] = INDICATORS) -> tuple[Preset
     )
 
 
-def changes(kept: Iterable[Kept], wanted: Iterable[Preset]) -> Changes:
-    """How to get from what is kept to what is wanted; presets of others do not matter."""
-    missing = {preset.name: preset for preset in wanted}
-    update: list[Kept] = []
-    delete: list[Kept] = []
-    same: list[Kept] = []
-    for one in kept:
-        if not one.preset.name.startswith(PREFIX):
-            continue
-        preset = missing.pop(one.preset.name, None)
-        if preset is None:
-            # Of another version, or there twice.
-            delete.append(one)
-        elif preset == one.preset:
-            same.append(one)
-        else:
-            update.append(Kept(one.id, preset))
-    return Changes(tuple(missing.values()), tuple(update), tuple(delete), tuple(same))
+def identity(preset: Preset) -> str | None:
+    """What one of ours is known by; None for those of others."""
+    return preset.name if preset.name.startswith(PREFIX) else None

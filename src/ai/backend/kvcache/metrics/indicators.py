@@ -127,6 +127,9 @@ def _loaded_bytes(interval: Interval) -> float | None:
     return blocks * interval.block_bytes
 
 
+#: What has a capacity, where the policy caps the folder.
+FOLDER_SIZE = "kvcache_mem"
+
 #: What the agent sees by itself.
 TRANSPORT = "kvcache_transport"
 
@@ -280,7 +283,7 @@ INDICATORS = (
         "through host memory, 3 GPUDirect Storage",
     ),
     Indicator(
-        "kvcache_mem",
+        FOLDER_SIZE,
         Unit.BYTES,
         "bytes of the session's namespace in the KV folder",
         of_usage=lambda u: u.size,

@@ -16,7 +16,7 @@ Two of LMCache's server do not mean what they say, and are used for what they do
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import attrs
@@ -125,6 +125,9 @@ _BUCKETS = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_tok
 
 _NAMES = frozenset(s.sample for q in QUANTITIES.values() for s in q.sources) | frozenset(_BUCKETS)
 
+#: What answers is the user's container, and may count as it likes: no engine counts more.
+_MOST = 1e30
+
 _TOGETHER: Mapping[Kind, Callable[[list[float]], float]] = {
     Kind.COUNTER: math.fsum,
     Kind.MEAN: lambda values: math.fsum(values) / len(values),
@@ -145,25 +148,29 @@ class Reading:
         return self.values.get(key)
 
 
-def _value(quantity: Quantity, samples: Iterable[Sample]) -> float | None:
+def _value(quantity: Quantity, samples: Mapping[str, Sequence[Sample]]) -> float | None:
     for source in quantity.sources:
         values = [
             sample.value
-            for sample in samples
-            if sample.name == source.sample and source.labels.items() <= sample.labels.items()
+            for sample in samples.get(source.sample, ())
+            if source.labels.items() <= sample.labels.items()
         ]
-        if values and all(map(math.isfinite, values)):
+        if values and all(abs(value) <= _MOST for value in values):
             return _TOGETHER[quantity.kind](values)
+        if values and quantity.kind is Kind.COUNTER:
+            # Left out, it would seem to begin at zero the next time.
+            raise ValueError(f"{source.sample} does not count: {values[0]}")
     return None
 
 
-def _buckets(samples: Iterable[Sample]) -> dict[float, float]:
+def _buckets(samples: Mapping[str, Sequence[Sample]]) -> dict[float, float]:
     for name in _BUCKETS:
         buckets: dict[float, float] = {}
-        for sample in samples:
-            if sample.name == name and "le" in sample.labels:
-                bound = float(sample.labels["le"])
-                buckets[bound] = buckets.get(bound, 0) + sample.value
+        for sample in samples.get(name, ()):
+            bound = float(sample.labels.get("le", "nan"))
+            if not (abs(bound) <= _MOST or bound == math.inf) or not abs(sample.value) <= _MOST:
+                raise ValueError(f"{name} does not count: {bound}, {sample.value}")
+            buckets[bound] = buckets.get(bound, 0) + sample.value
         if buckets:
             return buckets
     return {}
@@ -174,8 +181,8 @@ def _failed_stores(values: Mapping[str, float]) -> float | None:
 
     None while something is.
     """
-    begun = values.get("stores_begun")
-    if begun is None or values["store_requests"] != values.get("ended_store_requests"):
+    begun, submitted = values.get("stores_begun"), values.get("store_requests")
+    if begun is None or submitted is None or submitted != values.get("ended_store_requests"):
         return None
     return begun - values.get("stores", 0)
 
@@ -184,9 +191,11 @@ def read_page(page: str) -> Reading:
     """Reads one page, or several that belong together one behind the other.
 
     Raises:
-        ValueError: a line that matters is not in the text format.
+        ValueError: a line that matters is not in the text format, or does not count.
     """
-    samples = tuple(read_samples(page, _NAMES))
+    samples: dict[str, list[Sample]] = {}
+    for sample in read_samples(page, _NAMES):
+        samples.setdefault(sample.name, []).append(sample)
     found = {key: _value(quantity, samples) for key, quantity in QUANTITIES.items()}
     values = {key: value for key, value in found.items() if value is not None}
     if "failed_stores" not in values and (failed := _failed_stores(values)) is not None:

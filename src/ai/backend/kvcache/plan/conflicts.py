@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-
 from ..engine.adapter import EngineAdapter
 from ..errors import DeclinedError
+from .masks import masked
 from .session import Session
 from .start import EngineStart
 
@@ -72,7 +71,7 @@ def conflict_notes(start: EngineStart) -> tuple[str, ...]:
         )
     if start.lost:
         notes.append(
-            f"{shlex.join(start.lost)} from variables does not reach the engine: the start command "
+            f"{masked(start.lost)} from variables does not reach the engine: the start command "
             'is a shell\'s line without "$@"'
         )
     if not told.prefix_caching:

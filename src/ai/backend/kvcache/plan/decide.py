@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import attrs
 
@@ -41,6 +41,8 @@ class Preparation:
     """In the place of the service's; None: left as it is."""
     shared_memory_bytes: int = 0
     """0: left as it is."""
+    memory_directories: tuple[PurePosixPath, ...] = ()
+    """Of the container: in memory, empty when it starts, writable for everybody in it."""
     mount: Mount | None = None
     """A folder that the session has not got yet."""
 
@@ -63,6 +65,16 @@ def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str
     if setup.insists_on_shared_memory:
         raise DeclinedError(message)
     return 0, (message,)
+
+
+def _memory_directories(
+    session: Session, setup: EngineSetup
+) -> tuple[Mapping[str, PurePosixPath], tuple[Decision, ...]]:
+    """(variable → directory, as far as the container can be given any; what to say of others)."""
+    if not session.is_settled:
+        return setup.memory_directories, ()
+    why = "the container cannot be given its directory any more"
+    return {}, tuple(Decision(name, "not set", why) for name in setup.memory_directories)
 
 
 def _keep_user_values(
@@ -114,13 +126,19 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         )
     )
     told = tell(start, setup, memory.gpu, model)
-    environment, kept = _keep_user_values(setup.environment, session.environ)
+    directories, directories_missing = _memory_directories(session, setup)
+    wanted = {**setup.environment, **{name: str(path) for name, path in directories.items()}}
+    environment, kept = _keep_user_values(wanted, session.environ)
     changed = change_start(session, start, told.arguments, told.model, told.run_by)
     shared_memory, shared_memory_notes = _shared_memory(session, setup)
     prepare_namespace(
-        folder.host_path, namespace, session.owner, session.kernel_id,
-        {"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
-    )  # fmt: skip
+        folder.host_path,
+        namespace,
+        session.owner,
+        session.kernel_id,
+        facts={"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
+        limits=settings.folder_limits,
+    )
     plan = Plan(
         kernel_id=session.kernel_id,
         no_kv_cache_because=None,
@@ -128,7 +146,9 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         storage=storage,
         namespace=namespace,
         adapter=adapter.name,
+        folder_cap_bytes=settings.folder_cap_bytes,
         budget=memory.gpu,
+        host_bytes=memory.host.size * memory.host.pools,
         environment=environment,
         arguments=told.arguments,
         add_by_hand=add_by_hand(session, start, changed, told),
@@ -147,6 +167,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             Decision("weights", gib(model.weights.total_bytes), model.weights.source),
             *memory.decisions,
             *kept,
+            *directories_missing,
             *(
                 (Decision("shared_memory", gib(shared_memory), "needed by the engine"),)
                 if shared_memory
@@ -171,6 +192,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         links=told.links,
         start_command=None if changed is None or session.is_settled else changed.command,
         shared_memory_bytes=shared_memory,
+        memory_directories=tuple(p for name, p in directories.items() if name in environment),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ..errors import DeclinedError
+from ..errors import DeclinedError, PolicyError
 from ..policy.place import Place
 from ..policy.policy import Policy
 from ..policy.request import read_request
@@ -29,6 +29,35 @@ class Entitlement:
     settings: Settings
     to_mount: ToMount | None
     """None: it has its folder already."""
+
+
+def needs_project(session: Session, policy: Policy) -> bool:
+    """Whether the session's project makes a difference, and is not known yet."""
+    if session.project_id is not None:
+        return False
+    try:
+        wanted = read_request(session.environ).wanted
+    except PolicyError:
+        # Whatever the project, entitle() says what is wrong.
+        return False
+    if wanted is not None:
+        return wanted
+    settings = policy.settings_for(session.resource_group, None)
+    return bool(policy.projects) or (settings.mode is Mode.AUTO and session.is_inference)
+
+
+def _no_folder(session: Session, settings: Settings) -> str:
+    own = f"mount one of your own at {settings.mount_point}"
+    if session.project_id is None:
+        return (
+            "the policy names no KV folder for the site or this resource group, and nobody has "
+            "told this agent which project the session is of; the manager does where the plugin "
+            f"is installed there too, or {own}"
+        )
+    return (
+        "the session's project has no KV folder; an administrator makes one with "
+        f"`backend.ai kvcache policy provision {session.project_id}`, or {own}"
+    )
 
 
 def entitle(session: Session, policy: Policy) -> Entitlement | None:
@@ -61,11 +90,7 @@ def entitle(session: Session, policy: Policy) -> Entitlement | None:
     if has_folder:
         return Entitlement(settings, None)
     if settings.folder is None:
-        raise DeclinedError(
-            "the session's project has no KV folder; an administrator makes one with "
-            f"`backend.ai kvcache policy provision {session.project_id}`, or mount one of your own "
-            f"at {settings.mount_point}"
-        )
+        raise DeclinedError(_no_folder(session, settings))
     if session.is_settled:
         raise DeclinedError(
             "this agent cannot mount the project's KV folder into a session; mount one of your own "

@@ -35,8 +35,12 @@ class Plan:
     storage: PurePosixPath | None = None
     """The namespace's directory in the container."""
     namespace: Namespace | None = None
+    folder_cap_bytes: int | None = None
+    """How large the folder may become, as the policy says it."""
     adapter: str | None = None
     budget: Budget | None = None
+    host_bytes: int | None = None
+    """Host memory between GPU and folder, of all ranks."""
     environment: Mapping[str, str] = attrs.field(factory=dict)
     arguments: tuple[str, ...] = ()
     """What is added to the engine's command line."""
@@ -54,6 +58,7 @@ class Plan:
             "no_kv_cache_because": self.no_kv_cache_because,
             "folder": self.folder,
             "storage": self.storage and str(self.storage),
+            "folder_cap_bytes": self.folder_cap_bytes,
             "namespace": self.namespace
             and {"name": self.namespace.name, "description": dict(self.namespace.description)},
             "engine": self.adapter,
@@ -62,6 +67,7 @@ class Plan:
                 **attrs.asdict(self.budget),
                 "utilization": str(self.budget.utilization),
             },
+            "host_bytes": self.host_bytes,
             "environment": dict(self.environment),
             "arguments": list(self.arguments),
             "add_by_hand": self.add_by_hand,

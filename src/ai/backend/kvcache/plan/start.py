@@ -85,7 +85,10 @@ def _read_config(session: Session, name: str) -> Mapping[str, Any]:
     except OSError as e:
         raise StartCommandError(f"--config {name} cannot be read: {e.strerror}") from e
     except (yaml.YAMLError, RecursionError) as e:
-        raise StartCommandError(f"--config {name} is not valid YAML: {e}") from e
+        # Not the error's own words: they quote the file, and it may hold the engine's key.
+        mark = e.problem_mark if isinstance(e, yaml.MarkedYAMLError) else None
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise StartCommandError(f"--config {name} is not valid YAML{where}") from e
     if config is None:
         return {}
     if not isinstance(config, dict):

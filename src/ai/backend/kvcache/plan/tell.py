@@ -13,6 +13,7 @@ from ..engine.adapter import EngineSetup
 from ..engine.command import Program
 from ..engine.vllm import CONFIG_ALONE_FILE, CONFIG_FILE
 from .budget import Budget
+from .masks import masked
 from .model import Model
 from .session import Session
 from .start import ChangedStart, EngineStart
@@ -80,6 +81,6 @@ def add_by_hand(
 ) -> str | None:
     """What the user has to run, where the plugin cannot change what is run."""
     if changed is not None:
-        return shlex.join(changed.command) if session.is_settled else None
+        return masked(changed.command) if session.is_settled else None
     script = () if told.run_by is None else ("sh", str(told.run_by))
     return shlex.join([*script, *_BY_HAND[start.program], *told.arguments])

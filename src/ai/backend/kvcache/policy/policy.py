@@ -67,7 +67,7 @@ def _problems(where: str, said: Mapping[str, Any], error: t.DataError) -> list[s
     reasons = error.as_dict()
     if not isinstance(reasons, dict):
         return [f"{where or 'the policy'}: {reasons}"]
-    return [f"{where}{key} = {said.get(key)!r}: {reason}" for key, reason in reasons.items()]
+    return [f"{where}{key} = {said.get(key)!r:.100}: {reason}" for key, reason in reasons.items()]
 
 
 def _levels(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

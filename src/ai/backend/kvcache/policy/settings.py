@@ -113,6 +113,19 @@ class Settings:
 
     watermarks: Watermarks = Watermarks(high=90, low=75)
 
+    @property
+    def folder_limits(self) -> Mapping[str, Any]:
+        """As a folder's manifest has them. Empty: the folder has none."""
+        limits: dict[str, Any] = {}
+        if self.folder_cap_bytes is not None:
+            limits |= {
+                "cap_bytes": self.folder_cap_bytes,
+                "watermarks": {"high": self.watermarks.high, "low": self.watermarks.low},
+            }
+        if self.age_limit_seconds is not None:
+            limits["age_seconds"] = self.age_limit_seconds
+        return limits
+
 
 def _checked[V](parse: Callable[[str], V]) -> Callable[[str], V]:
     """A parser's ValueError in trafaret's words."""
@@ -165,7 +178,7 @@ def _watermarks(value: str) -> Watermarks:
 
 
 def _floor(value: str) -> Decimal:
-    if not re.fullmatch(r"0?\.\d{1,3}", value):
+    if not re.fullmatch(r"0|0?\.\d{1,3}", value):
         raise ValueError("must be a share of a GPU's memory such as 0.5")
     return Decimal(value)
 
@@ -192,6 +205,15 @@ def _text[V](parse: Callable[[str], V]) -> t.Trafaret:
     return t.String() & _checked(parse)
 
 
+def _not_a_bool(value: Any) -> Any:
+    # To Python, true is 1.
+    if isinstance(value, bool):
+        raise t.DataError("value is not int", value=value)
+    return value
+
+
+_number = t.Any & _not_a_bool
+
 #: Where "auto" says the same as nothing.
 _MAY_BE_AUTO = frozenset({"connector", "transport", "cpu-tier", "io-threads", "direct-io"})
 
@@ -201,12 +223,12 @@ SETTINGS: Mapping[str, tuple[str, t.Trafaret]] = {
     "mode": ("mode", _text(_one_of(Mode)) & Mode),
     "folder": ("folder", _text(parse_place)),
     "mount-point": ("mount_point", _text(_absolute_path)),
-    "concurrent-transfers": ("concurrent_transfers", t.ToInt(gte=1, lte=64)),
+    "concurrent-transfers": ("concurrent_transfers", _number & t.ToInt(gte=1, lte=64)),
     "sharing": ("sharing", _text(_one_of(Sharing)) & Sharing),
     "connector": ("connector", _text(_one_of(NAMES))),
     "transport": ("transport", _text(_one_of(Transport)) & Transport),
     "cpu-tier": ("cpu_tier_bytes", _text(_size_or_off)),
-    "io-threads": ("io_threads", t.ToInt(gte=1, lte=256)),
+    "io-threads": ("io_threads", _number & t.ToInt(gte=1, lte=256)),
     "direct-io": ("direct_io", t.ToBool()),
     "utilization-floor": ("utilization_floor", _text(_floor)),
     "storage-host": ("storage_host", _text(parse_host)),

@@ -10,6 +10,9 @@ which LMCache allocates them in before it copies them to the buffer; it does not
 Nothing is kept in that host memory: LMCache would put what it has loaded among it as it is, which
 is in the GPU's buffer, and give none of the buffer back before the host memory is full
 (storage_manager.py, batched_get).
+
+Its GDS backend does not count what it loads and stores. So nobody is shown LMCache's counters
+here (``METRICS_DIRECTORIES``): they would say that nothing is.
 """
 
 from __future__ import annotations

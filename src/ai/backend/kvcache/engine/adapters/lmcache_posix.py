@@ -7,6 +7,8 @@ more than that, contexts stay in it as well.
 
 from __future__ import annotations
 
+import attrs
+
 from .. import lmcache
 from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
 from ..versions import Versions
@@ -33,7 +35,7 @@ class LMCachePosix(EngineAdapter):
         return "lmcache-fs"
 
     def setup(self, request: EngineRequest) -> EngineSetup:
-        return lmcache.in_process(
+        setup = lmcache.in_process(
             request,
             {
                 # Host and port mean nothing here, and LMCache insists on both
@@ -44,6 +46,7 @@ class LMCachePosix(EngineAdapter):
                 "max_local_cpu_size": lmcache.gibibytes(request.host_bytes),
             },
         )
+        return attrs.evolve(setup, memory_directories=lmcache.METRICS_DIRECTORIES)
 
 
 ADAPTER = LMCachePosix()

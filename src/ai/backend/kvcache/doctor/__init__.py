@@ -1,0 +1,1 @@
+"""What a host lacks for KV caches, and how to put it right."""

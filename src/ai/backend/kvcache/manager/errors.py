@@ -1,0 +1,56 @@
+"""What the routes refuse, in the manager's own shape.
+
+What the manager has an error for already (no such session, no rights, a part that does not answer)
+is said with that one.
+"""
+
+from __future__ import annotations
+
+from ai.backend.common.exception import (
+    BackendAIError,
+    ErrorCode,
+    ErrorDetail,
+    ErrorDomain,
+    ErrorOperation,
+)
+from aiohttp import web
+
+
+class InvalidRequestError(BackendAIError, web.HTTPBadRequest):
+    """Something in the request cannot be used; the message names it."""
+
+    error_type = "https://api.backend.ai/probs/invalid-api-params"
+    error_title = "Missing or invalid API parameters."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.PARSING, ErrorDetail.INVALID_PARAMETERS)
+
+
+class BodyTooLargeError(BackendAIError, web.HTTPRequestEntityTooLarge):
+    """The request's body is larger than any that makes sense."""
+
+    error_type = "https://api.backend.ai/probs/body-too-large"
+    error_title = "The request's body is too large."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.PARSING, ErrorDetail.BAD_REQUEST)
+
+
+class PolicyConflictError(BackendAIError, web.HTTPConflict):
+    """The policy that is stored is not the one that was to be changed."""
+
+    error_type = "https://api.backend.ai/probs/kvcache-policy-conflict"
+    error_title = "The KV cache policy was changed meanwhile."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.UPDATE, ErrorDetail.CONFLICT)
+
+
+class PolicyUnusableError(BackendAIError, web.HTTPConflict):
+    """The policy that is stored, past its routes, says nothing that can be used."""
+
+    error_type = "https://api.backend.ai/probs/kvcache-policy-unusable"
+    error_title = "The stored KV cache policy is not usable."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.READ, ErrorDetail.INVALID_DATA_FORMAT)
