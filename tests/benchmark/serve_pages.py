@@ -105,6 +105,6 @@ async def serve(engine_page: str, server_page: str, addresses: Sequence[Address 
 
 
 if __name__ == "__main__":
-    pages = [Path(path).read_text(encoding="utf-8") for path in sys.argv[1:3]]
+    engine, server = (Path(path).read_text(encoding="utf-8") for path in sys.argv[1:3])
     addresses = [address and (address[0], address[1]) for address in json.loads(sys.argv[3])]
-    asyncio.run(serve(*pages, addresses))
+    asyncio.run(serve(engine, server, addresses))

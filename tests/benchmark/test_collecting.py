@@ -61,6 +61,7 @@ class Node:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A KV folder with a namespace for each session."""
     folder = tmp_path_factory.mktemp("kv")
+    (folder / ".kvcache").mkdir()
     for name in NAMESPACES:
         namespace = folder / "ns" / name
         namespace.mkdir(parents=True)

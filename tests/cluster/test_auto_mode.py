@@ -56,12 +56,14 @@ class ProjectFolder:
 @contextmanager
 def new_project_folder() -> Iterator[ProjectFolder]:
     name = f"kv-{uuid.uuid4().hex[:8]}"
+    # Of several clients that are open, the last one's keys count, so this one does not stay open.
     with connect("admin") as admin:
         groups = admin.api.Admin.query("query { groups { id name } }", {})["groups"]
         (project,) = (group["id"] for group in groups if group["name"] == "default")
         made = admin.api.VFolder.create(name, group=project, usage_mode="general")
-        folder_id = made["id"].replace("-", "")
-        yield ProjectFolder(project, made["host"], f"{made['quota_scope_id']}/{folder_id}")
+    folder_id = made["id"].replace("-", "")
+    yield ProjectFolder(project, made["host"], f"{made['quota_scope_id']}/{folder_id}")
+    with connect("admin") as admin:
         admin.api.VFolder(name).delete()
 
 
@@ -201,6 +203,7 @@ class TestUsers:
         set_policy: PolicySetter,
         start: SessionStarter,
         model: dict[str, str | None],
+        model_folder: tuple[str, Path],
     ) -> None:
         set_policy(folder.policy(sharing="user"))
         session = start(model, environ=ASKS)
@@ -210,17 +213,12 @@ class TestUsers:
         assert Path(source).name.startswith("user-")
         with connect("other-user") as other_client:
             path = other_client.ensure_folder("auto-mode-model", "model")
-            shutil.copytree(_path_of(model), path, dirs_exist_ok=True)
+            shutil.copytree(model_folder[1], path, dirs_exist_ok=True)
             with session_starter(other_client) as other_start:
                 other = other_start({"auto-mode-model": "/models"}, environ=ASKS)
                 (other_source, _) = kv_mounts(other)["/kvcache"]
         assert Path(other_source).parent == Path(source).parent
         assert other_source != source
-
-
-def _path_of(model: dict[str, str | None]) -> Path:
-    with connect() as client:
-        return client.ensure_folder(next(iter(model)), "model")
 
 
 class TestService:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from ai.backend.client.v2.auth import HMACAuth
+from ai.backend.client.v2.config import ClientConfig
+from ai.backend.client.v2.v2_registry import V2ClientRegistry
+from ai.backend.common.dto.manager.v2.runtime_variant.request import SearchRuntimeVariantsInput
+from ai.backend.common.dto.manager.v2.runtime_variant_preset.request import (
+    CreateRuntimeVariantPresetInput,
+    RuntimeVariantPresetOrder,
+    SearchRuntimeVariantPresetsInput,
+    UpdateRuntimeVariantPresetInput,
+)
+from ai.backend.common.dto.manager.v2.runtime_variant_preset.response import (
+    RuntimeVariantPresetNode,
+)
+from ai.backend.common.dto.manager.v2.runtime_variant_preset.types import (
+    PresetTarget,
+    PresetValueType,
+    RuntimeVariantPresetOrderField,
+)
+from click.testing import CliRunner
+from yarl import URL
 
+from ai.backend.kvcache.cli import kvcache
 from ai.backend.kvcache.metrics.indicators import INDICATORS
-from devcluster import command, configuration
+from devcluster import command, configuration, settings
 from devcluster.console import SetupError
-
-BACKEND_AI = Path(sys.executable).with_name("backend.ai")
 
 QUERIES = len(INDICATORS)
 
@@ -26,76 +46,101 @@ CONTROLS = 8
 NAME = "backendai-kvcache-folder"
 
 
-def backend_ai(*arguments: str, role: str = "admin") -> str:
-    return command.run([BACKEND_AI, *arguments], env=configuration.client_environment(role))
-
-
 def presets(action: str, role: str = "admin") -> str:
-    return backend_ai("kvcache", "presets", action, role=role)
+    """What the command prints, without a process of its own, which takes seconds to start.
 
-
-def manager(*arguments: str) -> dict[str, Any]:
-    """What Backend.AI's own command for parameters of engines answers."""
-    answer: dict[str, Any] = json.loads(
-        backend_ai("v2", "admin", "runtime-variant-preset", *arguments)
+    Raises:
+        SetupError: it failed; with what it said.
+    """
+    result = CliRunner().invoke(
+        kvcache, ["presets", action], env=configuration.client_environment(role)
     )
-    return answer
+    if result.exit_code != 0:
+        raise SetupError(result.output)
+    return result.stdout
 
 
-def parameters() -> dict[str, dict[str, Any]]:
-    """Id → parameter, everybody's."""
-    answer = manager("search", "--limit", "1000", "--order-by", "rank:asc")
-    assert not answer["has_next_page"]
-    return {item["id"]: item for item in answer["items"]}
+def manager[T](ask: Callable[[V2ClientRegistry], Awaitable[T]]) -> T:
+    """What the manager answers to Backend.AI's own client."""
+
+    async def run() -> T:
+        access_key, secret_key = configuration.CREDENTIALS["admin"]
+        config = ClientConfig(endpoint=URL(settings.manager_url()), endpoint_type="api")
+        registry = await V2ClientRegistry.create(config, HMACAuth(access_key, secret_key))
+        try:
+            return await ask(registry)
+        finally:
+            await registry.close()
+
+    return asyncio.run(run())
 
 
-def variant_id(name: str) -> str:
-    answer = json.loads(backend_ai("v2", "admin", "runtime-variant", "search", "--limit", "100"))
-    return next(str(item["id"]) for item in answer["items"] if item["name"] == name)
+def parameters() -> dict[UUID, RuntimeVariantPresetNode]:
+    """Id → parameter of an engine, everybody's, in the order in which the WebUI shows them."""
+    by_rank = RuntimeVariantPresetOrder(field=RuntimeVariantPresetOrderField.RANK)
+    search = SearchRuntimeVariantPresetsInput(order=[by_rank], limit=1000)
+    answer = manager(lambda registry: registry.runtime_variant_preset.search(search))
+    assert not answer.has_next_page
+    return {item.id: item for item in answer.items}
 
 
-def controls(variant: str) -> list[dict[str, Any]]:
+def variant_id(name: str) -> UUID:
+    search = SearchRuntimeVariantsInput(limit=1000)
+    answer = manager(lambda registry: registry.runtime_variant.search(search))
+    return next(item.id for item in answer.items if item.name == name)
+
+
+def controls(variant: str) -> list[RuntimeVariantPresetNode]:
     """What an engine's tab for KV caches shows, in its order."""
     wanted = variant_id(variant)
     return [
         p
         for p in parameters().values()
-        if p["runtime_variant_id"] == wanted and p["category"] == "kv_cache"
+        if p.runtime_variant_id == wanted and p.category == "kv_cache"
     ]
 
 
-def folder_of_vllm() -> dict[str, Any]:
-    return next(p for p in controls("vllm") if p["name"] == NAME)
+def folder_of_vllm() -> RuntimeVariantPresetNode:
+    return next(p for p in controls("vllm") if p.name == NAME)
+
+
+def change(parameter_id: UUID, **content: Any) -> None:
+    body = UpdateRuntimeVariantPresetInput(id=parameter_id, **content)
+    manager(lambda registry: registry.runtime_variant_preset.update(parameter_id, body))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def none_before() -> None:
+    presets("remove")
 
 
 @pytest.fixture(autouse=True)
-def none_before_and_after() -> Iterator[None]:
-    presets("remove")
+def none_after() -> Iterator[None]:
     yield
     presets("remove")
 
 
 @pytest.fixture
-def theirs() -> Iterator[str]:
+def theirs() -> Iterator[UUID]:
     """The id of somebody else's parameter that has the name of one of ours."""
-    made = manager(
-        "create",
-        json.dumps({
-            "runtime_variant_id": variant_id("vllm"),
-            "name": NAME,
-            "preset_target": "args",
-            "value_type": "str",
-            "key": "--their-folder",
-        }),
+    body = CreateRuntimeVariantPresetInput(
+        runtime_variant_id=variant_id("vllm"),
+        name=NAME,
+        preset_target=PresetTarget.ARGS,
+        value_type=PresetValueType.STR,
+        key="--their-folder",
     )
-    parameter_id = str(made["preset"]["id"])
-    yield parameter_id
-    manager("delete", parameter_id)
+    made = manager(lambda registry: registry.runtime_variant_preset.create(body))
+    yield made.preset.id
+    manager(lambda registry: registry.runtime_variant_preset.delete(made.preset.id))
 
 
 class TestInstall:
     def test_twice_changes_nothing(self) -> None:
-        assert presets("install") == (
+        program = Path(sys.executable).with_name("backend.ai")
+        environment = configuration.client_environment("admin")
+        installed = command.run([program, "kvcache", "presets", "install"], env=environment)
+        assert installed == (
             f"queries: {QUERIES} created, 0 changed, 0 removed, 0 left as they are\n"
             f"launcher: {CONTROLS} created, 0 changed, 0 removed, 0 left as they are\n"
         )
@@ -117,12 +162,7 @@ class TestInstall:
         ]
         shown = {
             variant: [
-                (
-                    p["display_name"],
-                    p["target_spec"]["key"],
-                    p["target_spec"]["value_type"],
-                    p["ui_type"],
-                )
+                (p.display_name, p.target_spec.key, p.target_spec.value_type, p.ui_type)
                 for p in controls(variant)
             ]
             for variant in ("vllm", "sglang", "custom")
@@ -132,26 +172,19 @@ class TestInstall:
     def test_what_differs_is_brought_up_to_date(self) -> None:
         presets("install")
         before = folder_of_vllm()
-        changed = {"display_name": "Cache", "category": "environment", "description": "?"}
-        manager("update", before["id"], json.dumps({"id": before["id"], **changed}))
+        change(before.id, display_name="Cache", category="environment", description="?")
         assert "launcher: 0 created, 1 changed, 0 removed, 7 left as they are" in presets("install")
         # The same one: revisions know it by its id.
-        assert {**folder_of_vllm(), "updated_at": None} == before
+        assert folder_of_vllm().model_copy(update={"updated_at": None}) == before
 
     def test_what_administrators_choose_stays(self) -> None:
         presets("install")
-        before = folder_of_vllm()
-        chosen = {"default_value": "team-kv", "required": True, "rank": 7}
-        manager("update", before["id"], json.dumps({"id": before["id"], **chosen}))
+        change(folder_of_vllm().id, default_value="team-kv", required=True, rank=7)
         assert "launcher: 0 created, 0 changed, 0 removed, 8 left as they are" in presets("install")
         after = folder_of_vllm()
-        assert (after["target_spec"]["default_value"], after["required"], after["rank"]) == (
-            "team-kv",
-            True,
-            7,
-        )
+        assert (after.target_spec.default_value, after.required, after.rank) == ("team-kv", True, 7)
 
-    def test_a_name_that_somebody_else_has(self, theirs: str) -> None:
+    def test_a_name_that_somebody_else_has(self, theirs: UUID) -> None:
         before = parameters()[theirs]
         assert presets("install").splitlines()[1:] == [
             "launcher: 7 created, 0 changed, 0 removed, 0 left as they are",

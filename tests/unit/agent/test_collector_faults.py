@@ -111,8 +111,8 @@ async def start(data: Path) -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
 
 @pytest.fixture
 async def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
-    """With a page's time cut to a sixth."""
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.5)
+    """With a page's time cut to a third."""
+    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 1.0)
     collector = Collector(tmp_path / "scratches")
     yield collector
     await collector.close()
@@ -133,6 +133,7 @@ def kernels(tmp_path: Path) -> Callable[..., dict[str, Kernel]]:
     def add(name: str, port: int | None, **plan: Any) -> dict[str, Kernel]:
         namespace = f"{len(registry):032x}"
         folder = tmp_path / "kv"
+        (folder / ".kvcache").mkdir(parents=True, exist_ok=True)
         (folder / "ns" / namespace).mkdir(parents=True)
         (folder / "ns" / namespace / "m@1@0@3e8@half.data").write_bytes(b"0" * 4096)
         config = tmp_path / "scratches" / name / "config/kvcache"
@@ -198,6 +199,8 @@ def goes_on(beginning: str, part: str) -> Answer:
         while True:
             writer.write(part.encode() * (64_000 // len(part) + 1))
             await writer.drain()
+            # This server shares its loop with the agent's side, which a flood would keep from it.
+            await asyncio.sleep(0.01)
 
     return answer
 
@@ -266,10 +269,9 @@ async def test_is_a_gap_and_nothing_else(
     await tick(collector, registry)
     read = time.monotonic()
     engine.fault = FAULTS[fault]
-    for _ in range(2):
-        faulty = await tick(collector, registry)
-        assert faulty["k"].keys() == OF_THE_FOLDER
-        assert faulty["neighbour"]["kvcache_store_rate"] == 0
+    faulty = await tick(collector, registry)
+    assert faulty["k"].keys() == OF_THE_FOLDER
+    assert faulty["neighbour"]["kvcache_store_rate"] == 0
 
     engine.fault = None
     engine.stored_bytes += 1000
@@ -357,7 +359,7 @@ async def test_hanging_engines_are_not_asked_all_at_once(
     for number in range(200):
         kernels(f"hanging{number}", hanging.port)
     registry = kernels("healthy", (await start()).port)
-    # 64 at a time, half a second each: the last come after a second and a half.
+    # 64 at a time, a second each: the last come after three.
     figures = await tick(collector, registry)
     assert figures["healthy"]["kvcache_loaded_tokens"] == 8448
     assert hanging.asked == 200
@@ -374,49 +376,26 @@ async def test_more_hanging_engines_than_a_tick_has_time_for(
     kernels: Callable[..., dict[str, Kernel]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three have a turn in each tick, and the one that is healthy stands behind twenty."""
-    monkeypatch.setattr(collector_module, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 5.0)
-    monkeypatch.setattr(collector_module, "TICK_SECONDS", 1.0)
-    hanging: Engine = await start()
-    hanging.fault = hangs
-    for number in range(20):
-        kernels(f"hanging{number}", hanging.port)
-    healthy: Engine = await start()
-    registry = kernels("healthy", healthy.port)
-    collector = Collector(tmp_path / "scratches")
-    ticks = [await tick(collector, registry) for _ in range(9)]
-    await collector.close()
-    is_read = ["kvcache_loaded_tokens" in figures["healthy"] for figures in ticks]
-    # 18 were asked before it in six ticks. From then on it is the first.
-    assert is_read == [False] * 6 + [True] * 3
-    # So are those that hang, in turn: the two that were left in the seventh, then who was first.
-    assert hanging.asked == 18 + 3 + 3 + 3
-
-
-async def test_engine_that_hung_is_read_again(
-    tmp_path: Path,
-    start: Any,
-    kernels: Callable[..., dict[str, Kernel]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Behind all others, whose number of turns is bounded: none of them waits for ever."""
+    """Two have a turn in each tick, and the one that is healthy stands behind six."""
     monkeypatch.setattr(collector_module, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 5.0)
-    monkeypatch.setattr(collector_module, "TICK_SECONDS", 0.5)
-    engines: list[Engine] = [await start() for _ in range(6)]
-    for number, engine in enumerate(engines):
+    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(collector_module, "TICK_SECONDS", 1.5)
+    hanging: list[Engine] = [await start() for _ in range(6)]
+    for number, engine in enumerate(hanging):
         engine.fault = hangs
-        registry = kernels(f"k{number}", engine.port)
+        kernels(f"k{number}", engine.port)
+    registry = kernels("healthy", (await start()).port)
     collector = Collector(tmp_path / "scratches")
-    for _ in range(6):
-        await tick(collector, registry)
-    # Two each tick.
-    assert [engine.asked for engine in engines] == [2] * 6
-    engines[0].fault = None
-    read = [await tick(collector, registry) for _ in range(3)]
+    ticks = [await tick(collector, registry) for _ in range(5)]
+    is_read = ["kvcache_loaded_tokens" in figures["healthy"] for figures in ticks]
+    # Six were asked before it in three ticks. From then on it is the first.
+    assert is_read == [False, False, False, True, True]
+    # It leaves its turn at once, so that two others have theirs besides, one behind the other.
+    assert [engine.asked for engine in hanging] == [2, 2, 2, 2, 1, 1]
+    # Whose turn is next and who does not hang any more is read.
+    hanging[4].fault = None
+    assert (await tick(collector, registry))["k4"]["kvcache_loaded_tokens"] == 8448
     await collector.close()
-    assert any("kvcache_loaded_tokens" in figures["k0"] for figures in read)
 
 
 async def test_docker_that_hangs(
@@ -467,11 +446,12 @@ class TestPagesInside:
     """
 
     @pytest.fixture(autouse=True)
-    def own_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_network(self, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
         async def pid_of(self: ContainerPids, container_id: str) -> int:
             return os.getpid()
 
         monkeypatch.setattr(ContainerPids, "of", pid_of)
+        monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.5)
 
     @staticmethod
     async def add(kernels: Any, start: Any, name: str) -> Engine:

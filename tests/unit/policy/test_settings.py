@@ -101,6 +101,7 @@ class TestValues:
             ("utilization-floor", "half"),
             ("storage-host", "volume1"),
             ("folder-name", "../elsewhere"),
+            ("folder-name", "x" * 56),
             ("folder-cap", "much"),
             ("age-limit", "30"),
             ("age-limit", "0d"),

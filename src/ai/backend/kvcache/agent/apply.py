@@ -66,7 +66,7 @@ def docker_arguments(preparation: Preparation) -> dict[str, Any]:
     if preparation.shared_memory_bytes:
         host_config["ShmSize"] = preparation.shared_memory_bytes
     if preparation.memory_directories:
-        # For whoever the session runs as.
+        # For whoever the session runs as. Without a mode, versions of runc differ.
         host_config["Tmpfs"] = {str(path): "mode=1777" for path in preparation.memory_directories}
     return {"HostConfig": host_config} if host_config else {}
 

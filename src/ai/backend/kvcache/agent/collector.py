@@ -76,11 +76,6 @@ MAX_INSIDE = 16
 #: Walking a namespace of a million files takes seconds of a file server; once a minute will do.
 USAGE_INTERVAL_SECONDS = 60.0
 
-#: Walks come one behind the other: several at a time, each of which asks for one file after another,
-#: take Python's lock from each other, and twice the time. One that takes longer than this waits for
-#: its file server, and the next may begin.
-WALK_ALONE_SECONDS = 0.2
-
 #: A tick waits no longer than this for a walk that is under way.
 USAGE_WAIT_SECONDS = 2.0
 
@@ -142,7 +137,7 @@ class _Usage:
 
     usage: Usage | None = None
     measured_at: float = float("-inf")
-    walk: asyncio.Task[Usage] | None = None
+    walk: asyncio.Future[Usage] | None = None
 
 
 def _inside_pages(kernel_id: str, plan: Mapping[str, Any]) -> dict[str, InsidePage]:
@@ -256,15 +251,11 @@ class Collector:
         self._pids = ContainerPids()
         self._engine_turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._inside_turns = asyncio.Semaphore(MAX_INSIDE)
-        self._walk_turn = asyncio.Lock()
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
         await self._pids.close()
-        for known in self._usages.values():
-            if known.walk is not None:
-                known.walk.cancel()
         self._walkers.shutdown(wait=False, cancel_futures=True)
         self._insiders.shutdown(wait=False, cancel_futures=True)
 
@@ -434,21 +425,16 @@ class Collector:
         usage = await self._usage(target)
         return {} if usage is None else usage_indicators(usage)
 
-    async def _walk(self, folder: Path, namespace: str, storage_format: str) -> Usage:
-        async with self._walk_turn:
-            walk = asyncio.get_running_loop().run_in_executor(
-                self._walkers, namespace_usage, folder, namespace, storage_format
-            )
-            await asyncio.wait({walk}, timeout=WALK_ALONE_SECONDS)
-        return await walk
-
     async def _usage(self, target: _Target) -> Usage | None:
         if target.namespace is None:
             return None
         known = self._usages[target.namespace]
         now = time.monotonic()
         if known.walk is None and now - known.measured_at >= USAGE_INTERVAL_SECONDS:
-            known.walk = asyncio.create_task(self._walk(*target.namespace, target.storage_format))
+            loop = asyncio.get_running_loop()
+            known.walk = loop.run_in_executor(
+                self._walkers, namespace_usage, *target.namespace, target.storage_format
+            )
         if known.walk is not None:
             done, _ = await asyncio.wait({known.walk}, timeout=USAGE_WAIT_SECONDS)
             # Sessions that share the namespace wait for the same walk; the first one files it.

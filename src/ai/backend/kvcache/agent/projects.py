@@ -54,7 +54,7 @@ class Projects:
         """Begins to, where it is not done: on a busy host the first session would wait long."""
         connection = self._connection
         if connection is None or (connection.done() and connection.exception() is not None):
-            # A task of its own, which no session's timeout ends: half a connection cannot be closed.
+            # A task of its own, which no session's timeout ends: half of one cannot be closed.
             connection = self._connection = asyncio.create_task(self._connect())
             # What is wrong is said when a session needs it.
             connection.add_done_callback(lambda done: done.cancelled() or done.exception())

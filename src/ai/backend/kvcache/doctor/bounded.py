@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from ..errors import KVCacheError
 
-class ProgramError(Exception):
+
+class ProgramError(KVCacheError):
     """A program did not come to its end."""
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ..errors import KVCacheError
+
 if TYPE_CHECKING:
     from .host import Host
 
@@ -39,7 +41,7 @@ class Status(StrEnum):
     """Of no use on this host, or not to be found out there."""
 
 
-class RepairError(Exception):
+class RepairError(KVCacheError):
     """Something could not be put right. The message says why, and holds nothing secret."""
 
 
@@ -61,8 +63,8 @@ def ok(text: str) -> Finding:
     return Finding(Status.OK, text)
 
 
-def warning(text: str, remedy: str, repair: Repair | None = None) -> Finding:
-    return Finding(Status.WARNING, text, remedy, repair)
+def warning(text: str, remedy: str) -> Finding:
+    return Finding(Status.WARNING, text, remedy)
 
 
 def failed(text: str, remedy: str, repair: Repair | None = None) -> Finding:

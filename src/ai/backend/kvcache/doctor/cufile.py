@@ -12,6 +12,8 @@ from typing import Any
 import attrs
 import trafaret as t
 
+from ..errors import KVCacheError
+
 #: The environment names another file than the usual one. NVIDIA's container toolkit puts the
 #: usual one into containers.
 _ENVIRONMENT = "CUFILE_ENV_PATH_JSON"
@@ -21,7 +23,7 @@ _USUAL = Path("/etc/cufile.json")
 _TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
-class CufileError(ValueError):
+class CufileError(KVCacheError):
     """A file that cuFile would not read either."""
 
 

@@ -35,7 +35,6 @@ _GDS_TYPES: Mapping[str, tuple[str, str] | None] = {
     "wekafs": None,
     "beegfs": None,
     "gpfs": None,
-    "scatefs": None,
 }
 
 _NFS = frozenset({"nfs", "nfs4"})

@@ -90,5 +90,5 @@ def judge_gpus(facts: GpuFacts) -> Finding:
     return ok("; ".join(f"{count} x {kind}" for kind, count in kinds.items()))
 
 
-def look_at_gpus_of(host: Host) -> Finding:
+def look_at_driver(host: Host) -> Finding:
     return judge_gpus(host.gpus())

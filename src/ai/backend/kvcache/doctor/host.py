@@ -25,6 +25,9 @@ PACKAGES = {
 }
 
 
+_DAEMONS = (Role.AGENT, Role.MANAGER)
+
+
 @attrs.define(eq=False)
 class Host:
     """This host. The functions are called once, whoever asks first."""
@@ -71,11 +74,20 @@ def _by_itself(files: dict[Role, ConfigFile]) -> tuple[frozenset[Role], str]:
         return frozenset(files), f"by {paths}"
     if client_is_configured():
         return frozenset({Role.CLIENT}), "since the client is configured"
-    daemons = [role for role in (Role.AGENT, Role.MANAGER) if _is_installed(PACKAGES[role])]
+    daemons = [role for role in _DAEMONS if _is_installed(PACKAGES[role])]
     if daemons:
         packages = ", ".join(PACKAGES[role] for role in daemons)
         return frozenset(daemons), f"since it has {packages}"
     return frozenset({Role.CLIENT}), "since it has neither agent nor manager"
+
+
+def _named(roles: Sequence[Role], configs: Sequence[Path]) -> dict[Role, ConfigFile]:
+    files = [ConfigFile(path) for path in configs]
+    daemons = [role for role in roles if role is not Role.CLIENT]
+    if len(files) == len(daemons) == 1:
+        # It is meant for this one, whatever is in it.
+        return {daemons[0]: files[0]}
+    return {role_of(file): file for file in files}
 
 
 def this_host(
@@ -88,19 +100,12 @@ def this_host(
         configs: files of daemons. Of one that is not named, the usual places are searched.
         folder: what was said of the KV folder.
     """
-    files: dict[Role, ConfigFile] = {}
-    for path in configs:
-        file = ConfigFile(path)
-        only = [role for role in roles if role is not Role.CLIENT]
-        # Where there is but one daemon, the file is meant for it, whatever is in it.
-        files[only[0] if len(only) == len(configs) == 1 else role_of(file)] = file
-    for role in (Role.AGENT, Role.MANAGER):
-        if role not in files and not (configs and not roles) and (file_ := found(role)):
-            files[role] = file_
-    if roles:
-        wanted, reason = frozenset(roles), "as you say"
-    else:
-        wanted, reason = _by_itself(files)
+    files = _named(roles, configs)
+    # Whoever names files and no roles means these files and no others.
+    for role in _DAEMONS if roles or not configs else ():
+        if role not in files and (usual := found(role)) is not None:
+            files[role] = usual
+    wanted, reason = (frozenset(roles), "as you say") if roles else _by_itself(files)
     return Host(
         roles=wanted,
         reason=reason,

@@ -25,6 +25,14 @@ _CORRECT = "correct BACKEND_ENDPOINT, or endpoint in ~/.backend.ai/config.toml"
 class ApiError(KVCacheError):
     """The manager did not say. The message holds nothing secret."""
 
+    def __init__(self, text: str, remedy: str | None = None) -> None:
+        """
+        Args:
+            remedy: where that is wrong, and not only none of the user's business.
+        """
+        super().__init__(text)
+        self.remedy = remedy
+
 
 @attrs.frozen
 class Endpoint:
@@ -86,13 +94,21 @@ def knows_slot(slot: str) -> bool:
         # Of the client's, of which only those that the manager answered have a status.
         match e.args:
             case (401, *_):
-                raise ApiError("the manager refuses the client's keys") from e
+                raise ApiError(
+                    "the manager refuses the client's keys",
+                    "correct BACKEND_ACCESS_KEY and BACKEND_SECRET_KEY, or log in again",
+                ) from e
             case (403, *_):
                 raise ApiError("the manager tells superadmins only") from e
             case (int(status), *_):
-                raise ApiError(f"the manager answers with status {status}") from e
+                raise ApiError(
+                    f"the manager answers with status {status}", "look at the manager and its log"
+                ) from e
             case _:
-                raise ApiError(f"the manager was not reached: {reason_of(e)}") from e
+                raise ApiError(
+                    f"the manager was not reached: {reason_of(e)}",
+                    f"look at the manager and its log, or {_CORRECT}",
+                ) from e
 
 
 def judge_answer(endpoint: Endpoint, answer: Answer) -> Finding:

@@ -10,6 +10,7 @@ import attrs
 
 from ..sizes import MIB
 from .check import Finding, ok, skipped, warning
+from .rdma import DEVICES, read_ports
 
 if TYPE_CHECKING:
     from .host import Host
@@ -82,7 +83,5 @@ def judge_memlock(limit: Memlock, pins_memory: bool) -> Finding:
 
 
 def look_at_memlock(host: Host) -> Finding:
-    from .rdma import DEVICES
-
-    has_rdma = DEVICES.is_dir() and any(DEVICES.iterdir())
-    return judge_memlock(read_memlock(), host.gpus().count > 0 or has_rdma)
+    pins_memory = host.gpus().count > 0 or bool(read_ports(DEVICES))
+    return judge_memlock(read_memlock(), pins_memory)

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from ..errors import KVCacheError
+
 #: For one server. Those of a site answer within milliseconds, or seconds when they are busy.
 ANSWER_SECONDS = 10.0
 
@@ -28,7 +30,7 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-class UnreachableError(Exception):
+class UnreachableError(KVCacheError):
     """A server gave no answer. The message says why in a few words, and holds nothing secret."""
 
 

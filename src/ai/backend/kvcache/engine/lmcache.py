@@ -32,10 +32,11 @@ KEY_VARIABLES = (
     "PYTHONHASHSEED",
 )
 
-#: vLLM's workers count in files of prometheus_client's here, one for each process, and what answers
-#: /metrics adds them up; without it LMCache's counters are on no page. A process that has ended
-#: counts on with what it had counted last, so that sums never fall, but neither may a file be left
-#: of another container: it has the same numbers for its processes.
+#: Here each of vLLM's processes leaves what it counts in files of prometheus_client's, and the one
+#: that answers /metrics adds them up. Without it LMCache's counters, which are the workers', are on
+#: no page. Files of processes that have ended are added up as well, so no sum falls when an engine
+#: is started again. Files of another container must not lie here: its processes have the same
+#: numbers.
 METRICS_DIRECTORIES: Mapping[str, PurePosixPath] = MappingProxyType({
     "PROMETHEUS_MULTIPROC_DIR": PurePosixPath("/run/kvcache-metrics")
 })

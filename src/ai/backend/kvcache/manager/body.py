@@ -26,9 +26,11 @@ async def read_body(request: web.Request, check: t.Trafaret) -> Any:
     """
     content = await _content(request)
     try:
-        return check.check(strict_json.parse(content))
+        value = strict_json.parse(content)
     except ValueError as e:
         raise InvalidRequestError(f"the body is no usable JSON: {e}") from e
+    try:
+        return check.check(value)
     except t.DataError as e:
         raise InvalidRequestError("; ".join(_reasons(e.as_dict(), ""))) from e
 

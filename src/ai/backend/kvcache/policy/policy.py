@@ -70,7 +70,12 @@ def _problems(where: str, said: Mapping[str, Any], error: t.DataError) -> list[s
     return [f"{where}{key} = {said.get(key)!r:.100}: {reason}" for key, reason in reasons.items()]
 
 
-def _levels(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def levels_of_kind(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """What a document says for all resource groups, or all projects, unchecked.
+
+    Raises:
+        PolicyError: it is no mapping of names to settings.
+    """
     levels = document.get(kind, {})
     if not isinstance(levels, dict) or not all(isinstance(v, dict) for v in levels.values()):
         raise PolicyError(f"{kind} must map names to settings, such as {{NAME: {{mode: off}}}}")
@@ -92,10 +97,10 @@ def check_policy(document: Any) -> Policy:
     """
     if not isinstance(document, dict):
         raise PolicyError(f"a policy maps names to values, and {document!r:.100} does not")
-    projects = _levels(document, PROJECTS)
+    projects = levels_of_kind(document, PROJECTS)
     if strange := [name for name in projects if not _is_project(name)]:
         raise PolicyError(f"{PROJECTS} are named by their ids, and {strange[0]!r} is none")
-    resource_groups = _levels(document, RESOURCE_GROUPS)
+    resource_groups = levels_of_kind(document, RESOURCE_GROUPS)
     site = {k: v for k, v in document.items() if k not in (PROJECTS, RESOURCE_GROUPS)}
     problems: list[str] = []
 

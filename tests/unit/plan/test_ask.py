@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from ai.backend.kvcache.errors import SizeError
+from ai.backend.kvcache.model.source import open_model
+from ai.backend.kvcache.plan.ask import sizing_request
+from ai.backend.kvcache.sizes import GIB
+
+MODEL = open_model("qwen3-8b")
+
+
+def test_nothing_is_said() -> None:
+    request = sizing_request(MODEL)
+    assert (request.gpus, request.memory_bytes, request.parallel.gpus) == (None, None, 1)
+
+
+def test_gpus_are_shared_among_stages() -> None:
+    request = sizing_request(MODEL, gpus=Decimal(8), pipeline_parallel=2)
+    assert (request.parallel.tensor, request.parallel.pipeline) == (4, 2)
+
+
+def test_half_a_gpu_has_half_its_memory() -> None:
+    request = sizing_request(MODEL, gpus=Decimal("0.5"), gpu_memory=48 * GIB)
+    assert (request.gpus, request.memory_bytes) == (1, 24 * GIB)
+
+
+def test_the_smallest_share_is_not_taken_for_none() -> None:
+    assert sizing_request(MODEL, gpus=Decimal("1e-30")).memory_bytes == 1
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(SizeError, match=r"gpus = 4 does not go with .* size of 8 .* 8 GPUs$"):
+        sizing_request(MODEL, gpus=Decimal(4), tensor_parallel=8)
