@@ -19,7 +19,7 @@ _API_VERSION = "v9.20250722"
 
 
 @attrs.frozen
-class Signed(requests.auth.AuthBase):  # type: ignore[misc]
+class Signed(requests.auth.AuthBase):
     """Signs for one of the cluster's users."""
 
     role: str

@@ -33,6 +33,7 @@ from click.testing import CliRunner
 from yarl import URL
 
 from ai.backend.kvcache.cli import kvcache
+from ai.backend.kvcache.cli.launcher_store import LauncherStore
 from ai.backend.kvcache.metrics.indicators import INDICATORS
 from devcluster import command, configuration, settings
 from devcluster.console import SetupError
@@ -109,6 +110,11 @@ def change(parameter_id: UUID, **content: Any) -> None:
     manager(lambda registry: registry.runtime_variant_preset.update(parameter_id, body))
 
 
+def install() -> list[str]:
+    """Installs the launcher's controls alone; the lines that the command would print."""
+    return manager(lambda registry: LauncherStore(registry).install()).splitlines()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def none_before() -> None:
     presets("remove")
@@ -135,8 +141,8 @@ def theirs() -> Iterator[UUID]:
     manager(lambda registry: registry.runtime_variant_preset.delete(made.preset.id))
 
 
-class TestInstall:
-    def test_twice_changes_nothing(self) -> None:
+class TestCommands:
+    def test_installing_twice_changes_nothing(self) -> None:
         program = Path(sys.executable).with_name("backend.ai")
         environment = configuration.client_environment("admin")
         installed = command.run([program, "kvcache", "presets", "install"], env=environment)
@@ -151,8 +157,35 @@ class TestInstall:
         )
         assert parameters() == after_once
 
-    def test_controls_of_the_engines(self) -> None:
+        rows = [re.split(" {2,}", line) for line in presets("list").splitlines()]
+        assert [row[0] for row in rows] == ["queries"] * QUERIES + ["launcher"] * CONTROLS
+        assert rows[0][1] == "KV cache: util"
+        assert rows[-1][1] == "vllm: Host memory"
+
+    def test_removing_leaves_nothing_of_ours_and_all_of_others(self) -> None:
+        before = parameters()
         presets("install")
+        assert len(parameters()) == len(before) + CONTROLS
+        assert presets("remove") == f"queries: {QUERIES} removed\nlauncher: {CONTROLS} removed\n"
+        assert parameters() == before
+        assert presets("remove") == "queries: 0 removed\nlauncher: 0 removed\n"
+        assert "The manager has none" in presets("list")
+
+    def test_they_are_not_for_users(self) -> None:
+        with pytest.raises(SetupError, match="the manager refused"):
+            presets("install", role="user")
+        assert "The manager has none" in presets("list")
+        assert install() == [
+            f"launcher: {CONTROLS} created, 0 changed, 0 removed, 0 left as they are"
+        ]
+        with pytest.raises(SetupError, match="the manager refused"):
+            presets("remove", role="user")
+        assert len(presets("list").splitlines()) == CONTROLS
+
+
+class TestLauncher:
+    def test_controls_of_the_engines(self) -> None:
+        install()
         vllm = [
             ("KV cache offloading", "BACKENDAI_KVCACHE", "bool", "checkbox"),
             ("KV cache folder", "BACKENDAI_KVCACHE_FOLDER", "str", "text_input"),
@@ -170,61 +203,25 @@ class TestInstall:
         assert shown == {"vllm": vllm, "sglang": [*vllm[:2], vllm[4]], "custom": []}
 
     def test_what_differs_is_brought_up_to_date(self) -> None:
-        presets("install")
+        install()
         before = folder_of_vllm()
         change(before.id, display_name="Cache", category="environment", description="?")
-        assert "launcher: 0 created, 1 changed, 0 removed, 7 left as they are" in presets("install")
+        assert install() == ["launcher: 0 created, 1 changed, 0 removed, 7 left as they are"]
         # The same one: revisions know it by its id.
         assert folder_of_vllm().model_copy(update={"updated_at": None}) == before
 
     def test_what_administrators_choose_stays(self) -> None:
-        presets("install")
+        install()
         change(folder_of_vllm().id, default_value="team-kv", required=True, rank=7)
-        assert "launcher: 0 created, 0 changed, 0 removed, 8 left as they are" in presets("install")
+        assert install() == ["launcher: 0 created, 0 changed, 0 removed, 8 left as they are"]
         after = folder_of_vllm()
         assert (after.target_spec.default_value, after.required, after.rank) == ("team-kv", True, 7)
 
     def test_a_name_that_somebody_else_has(self, theirs: UUID) -> None:
         before = parameters()[theirs]
-        assert presets("install").splitlines()[1:] == [
+        assert install() == [
             "launcher: 7 created, 0 changed, 0 removed, 0 left as they are",
             f"launcher: vllm has a parameter {NAME} of somebody else's, which stays",
         ]
-        assert presets("remove").splitlines()[1] == "launcher: 7 removed"
+        assert presets("remove") == "queries: 0 removed\nlauncher: 7 removed\n"
         assert parameters()[theirs] == before
-
-    def test_is_not_for_users(self) -> None:
-        with pytest.raises(SetupError, match="the manager refused"):
-            presets("install", role="user")
-        assert "The manager has none" in presets("list")
-
-
-class TestList:
-    def test_both_kinds(self) -> None:
-        presets("install")
-        rows = [re.split(" {2,}", line) for line in presets("list").splitlines()]
-        assert [row[0] for row in rows].count("queries") == QUERIES
-        assert [row[0] for row in rows].count("launcher") == len(rows) - QUERIES == CONTROLS
-        assert rows[0][:2] == ["queries", "KV cache: util"]
-        assert rows[-1][:2] == ["launcher", "vllm: Host memory"]
-
-
-class TestRemove:
-    def test_leaves_nothing_of_ours(self) -> None:
-        presets("install")
-        assert presets("remove") == f"queries: {QUERIES} removed\nlauncher: {CONTROLS} removed\n"
-        assert presets("remove") == "queries: 0 removed\nlauncher: 0 removed\n"
-        assert "The manager has none" in presets("list")
-
-    def test_leaves_others_as_they_were(self) -> None:
-        before = parameters()
-        presets("install")
-        assert len(parameters()) == len(before) + CONTROLS
-        presets("remove")
-        assert parameters() == before
-
-    def test_is_not_for_users(self) -> None:
-        presets("install")
-        with pytest.raises(SetupError, match="the manager refused"):
-            presets("remove", role="user")
-        assert len(presets("list").splitlines()) == QUERIES + CONTROLS

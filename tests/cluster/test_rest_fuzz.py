@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -43,7 +44,7 @@ def unchanged_policy() -> Iterator[None]:
 
 @schema.parametrize()
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_request_breaks_it(case: Case) -> None:
+def test_no_request_breaks_it(case: Case[Any]) -> None:
     if case.method == "PATCH" and isinstance(case.body, dict) and "patch" in case.body:
         case.body["patch"] = {"resource-groups": {GROUP: case.body["patch"]}}
     case.call_and_validate(auth=Signed("admin"), checks=CHECKS)

@@ -52,26 +52,38 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """A server that the client is configured for."""
-    endpoint = Endpoint()
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", endpoint.handle)
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[web.Application], None]]:
+    """Serves an application that the client is configured for."""
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app)
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
     thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    monkeypatch.setenv("BACKEND_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    monkeypatch.setenv("BACKEND_ENDPOINT_TYPE", "api")
-    monkeypatch.setenv("BACKEND_ACCESS_KEY", "AKIA")
-    monkeypatch.setenv("BACKEND_SECRET_KEY", "key")
-    # The client keeps what it once read.
-    set_config(None)
-    yield endpoint
+    runners: list[web.AppRunner] = []
+
+    def start(app: web.Application) -> None:
+        runner = web.AppRunner(app)
+        loop.run_until_complete(runner.setup())
+        loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+        runners.append(runner)
+        thread.start()
+        monkeypatch.setenv("BACKEND_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}")
+        monkeypatch.setenv("BACKEND_ENDPOINT_TYPE", "api")
+        monkeypatch.setenv("BACKEND_ACCESS_KEY", "AKIA")
+        monkeypatch.setenv("BACKEND_SECRET_KEY", "key")
+        # The client keeps what it once read.
+        set_config(None)
+
+    yield start
     set_config(None)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    loop.run_until_complete(runner.cleanup())
+    for runner in runners:
+        loop.run_until_complete(runner.cleanup())
     loop.close()
+
+
+@pytest.fixture
+def endpoint(serve: Callable[[web.Application], None]) -> Endpoint:
+    endpoint = Endpoint()
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", endpoint.handle)
+    serve(app)
+    return endpoint

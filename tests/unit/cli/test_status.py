@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import attrs
 import pytest
-from ai.backend.client.config import set_config
 from aiohttp import web
 from click.testing import CliRunner, Result
 
@@ -126,30 +123,14 @@ class Manager:
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+def manager(serve: Callable[[web.Application], None]) -> Manager:
     manager = Manager([
         item("chat", util=80, engine_util=10, pool_util=95, saved_seconds=12.5, mem=3 * 2**30),
         item("batch", util=0, engine_util=0, mem=2**20),
         item("plain"),
     ])
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(manager.app())
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    monkeypatch.setenv("BACKEND_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    monkeypatch.setenv("BACKEND_ENDPOINT_TYPE", "api")
-    monkeypatch.setenv("BACKEND_ACCESS_KEY", "AKIA")
-    monkeypatch.setenv("BACKEND_SECRET_KEY", "key")
-    # The client keeps what it once read.
-    set_config(None)
-    yield manager
-    set_config(None)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.run_until_complete(runner.cleanup())
-    loop.close()
+    serve(manager.app())
+    return manager
 
 
 def run(*arguments: str) -> Result:

@@ -31,12 +31,13 @@ class Database:
 
     found: UUID | None = PROJECT
     failure: Exception | None = None
-    hangs: bool = False
+    takes: asyncio.Event | None = None
+    """It answers when this has come."""
 
     @asynccontextmanager
     async def begin_readonly_session_read_committed(self) -> AsyncIterator[Database]:
-        if self.hangs:
-            await asyncio.Event().wait()
+        if self.takes is not None:
+            await self.takes.wait()
         if self.failure is not None:
             raise self.failure
         yield self
@@ -84,26 +85,34 @@ async def manager(database: Database, store: Store) -> AsyncIterator[web.Applica
     await runner.cleanup()
 
 
-async def enqueue() -> None:
+@pytest.fixture
+async def plugin() -> AsyncIterator[KVCacheHook]:
+    plugin = KVCacheHook({}, {})
+    await plugin.init()
+    yield plugin
+    await plugin.cleanup()
+
+
+async def enqueue(plugin: KVCacheHook) -> None:
     """As the manager announces a session."""
     nothing: Any = None
     hooks = HookPluginContext(nothing, {})
-    plugin = KVCacheHook({}, {})
-    await plugin.init()
     hooks.plugins["kvcache"] = plugin
     await hooks.notify("POST_ENQUEUE_SESSION", (SESSION, "my-session", "AKIA"))
 
 
 class TestProject:
-    async def test_is_told_for_thirty_days(self, manager: web.Application, store: Store) -> None:
-        await enqueue()
+    async def test_is_told_for_thirty_days(
+        self, manager: web.Application, plugin: KVCacheHook, store: Store
+    ) -> None:
+        await enqueue(plugin)
         assert store.stored == [(f"kvcache.project.{SESSION}", str(PROJECT), 2_592_000)]
 
     async def test_of_a_session_that_is_gone(
-        self, manager: web.Application, database: Database, store: Store
+        self, manager: web.Application, plugin: KVCacheHook, database: Database, store: Store
     ) -> None:
         database.found = None
-        await enqueue()
+        await enqueue(plugin)
         assert store.stored == []
 
 
@@ -111,30 +120,59 @@ class TestFaults:
     async def test_of_the_database(
         self,
         manager: web.Application,
+        plugin: KVCacheHook,
         database: Database,
         store: Store,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         database.failure = OSError("gone")
-        await enqueue()
+        await enqueue(plugin)
         assert store.stored == []
         (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert line == f"session {SESSION}: its project is not told to agents: OSError('gone')"
 
-    async def test_of_one_that_hangs_cost_a_second(
-        self, manager: web.Application, database: Database, caplog: pytest.LogCaptureFixture
+    async def test_of_one_that_is_slow_cost_a_second(
+        self, manager: web.Application, plugin: KVCacheHook, database: Database, store: Store
     ) -> None:
-        assert hook.TELL_TIMEOUT_SECONDS == 1.0
-        database.hangs = True
+        assert hook.WAIT_SECONDS == 1.0
+        database.takes = asyncio.Event()
         async with asyncio.timeout(1.5):
-            await enqueue()
-        assert "TimeoutError()" in caplog.text
+            await enqueue(plugin)
+        assert store.stored == []
+        # The session has not started yet.
+        database.takes.set()
+        await asyncio.wait(plugin._telling, timeout=5)
+        assert [value for _, value, _ in store.stored] == [str(PROJECT)]
 
-    async def test_manager_without_the_webapp(self, caplog: pytest.LogCaptureFixture) -> None:
-        plugin = KVCacheHook({}, {})
-        await plugin.init()
+    async def test_of_one_that_hangs_end(
+        self,
+        manager: web.Application,
+        plugin: KVCacheHook,
+        database: Database,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(hook, "TELL_TIMEOUT_SECONDS", 0.1)
+        database.takes = asyncio.Event()
+        await enqueue(plugin)
+        assert f"session {SESSION}: its project is not told to agents: TimeoutError" in caplog.text
+        assert plugin._telling == set()
+
+    async def test_of_one_that_hangs_do_not_outlive_the_manager(
+        self, manager: web.Application, plugin: KVCacheHook, database: Database
+    ) -> None:
+        database.takes = asyncio.Event()
+        await enqueue(plugin)
+        (task,) = plugin._telling
+        await plugin.cleanup()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+
+    async def test_manager_without_the_webapp(
+        self, plugin: KVCacheHook, caplog: pytest.LogCaptureFixture
+    ) -> None:
         for _ in range(3):
-            await plugin.tell_project(SESSION, "my-session", "AKIA")
+            await enqueue(plugin)
         assert caplog.text.count("the webapp plugin kvcache is not loaded") == 1
 
     async def test_manager_that_has_ended(self, database: Database, store: Store) -> None:

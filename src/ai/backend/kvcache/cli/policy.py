@@ -185,8 +185,8 @@ def unset(keys: tuple[str, ...], project: str | None, resource_group: str | None
         names = read_names(api)
         level = names.level(project, resource_group, gone=levels_of(read_document(api)))
         is_new = change(api, lambda document: without_settings(document, level, keys))
-    done = "is not set any more" if is_new else "was not set"
-    click.echo(f"{', '.join(keys)} {done} for {names.called(level)}")
+    done = "not set any more" if is_new else "was not set"
+    click.echo(f"{', '.join(keys)}: {done} for {names.called(level)}")
 
 
 def _chosen(names: Names, texts: Sequence[str], everyone: bool) -> list[Any]:

@@ -19,8 +19,12 @@ from .context import ManagerContext
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
-#: Whoever asks for a session waits for its hooks.
-TELL_TIMEOUT_SECONDS = 1.0
+#: Whoever asks for a session waits for its hooks; usually that takes milliseconds.
+WAIT_SECONDS = 1.0
+
+#: A manager under load goes on for so long without anybody waiting. It takes its time to start the
+#: session, too.
+TELL_TIMEOUT_SECONDS = 30.0
 
 
 class KVCacheHook(HookPlugin):
@@ -29,12 +33,15 @@ class KVCacheHook(HookPlugin):
     """
 
     _has_complained: bool
+    _telling: set[asyncio.Task[None]]
 
     async def init(self, context: Any = None) -> None:
         self._has_complained = False
+        self._telling = set()
 
     async def cleanup(self) -> None:
-        pass
+        for task in self._telling:
+            task.cancel()
 
     async def update_plugin_config(self, plugin_config: Mapping[str, Any]) -> None:
         self.plugin_config = plugin_config
@@ -53,14 +60,21 @@ class KVCacheHook(HookPlugin):
                 )
             self._has_complained = True
             return
-        try:
-            async with asyncio.timeout(TELL_TIMEOUT_SECONDS):
-                await _tell(manager, session_id)
-        except Exception as e:
-            log.warning("session {}: its project is not told to agents: {!r}", session_id, e)
+        task = asyncio.create_task(_tell(manager, session_id))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        await asyncio.wait({task}, timeout=WAIT_SECONDS)
 
 
 async def _tell(manager: ManagerContext, session_id: SessionId) -> None:
+    try:
+        async with asyncio.timeout(TELL_TIMEOUT_SECONDS):
+            await _store(manager, session_id)
+    except Exception as e:
+        log.warning("session {}: its project is not told to agents: {!r}", session_id, e)
+
+
+async def _store(manager: ManagerContext, session_id: SessionId) -> None:
     query = sa.select(SessionRow.group_id).where(SessionRow.id == session_id)
     async with manager.db.begin_readonly_session_read_committed() as db_session:
         project_id = await db_session.scalar(query)
