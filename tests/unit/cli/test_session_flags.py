@@ -189,9 +189,7 @@ class TestDocuments:
 
     def test_place_is_taken(self) -> None:
         document = {"mounts": [{"vfolder_id": OTHER_ID, "mount_path": "/kvcache"}]}
-        with pytest.raises(
-            PolicyError, match=f"would be mounted at /kvcache, and {OTHER_ID} is"
-        ):
+        with pytest.raises(PolicyError, match=f"would be mounted at /kvcache, and {OTHER_ID} is"):
             SESSION.add(document, FOLDER, ID)
 
     @pytest.mark.parametrize("document", [{}, {"revision": None}, {"revision": 3}])
