@@ -232,15 +232,14 @@ class TestService:
     ) -> None:
         """On mock GPUs the engine cannot run; that it is told can be seen all the same."""
         set_policy(folder.policy(mode="auto"))
-        name = f"auto-{uuid.uuid4().hex[:8]}"
-        path = client.ensure_folder(name, "model")
+        path = client.ensure_folder("auto-mode-model", "model")
         shutil.copytree(model_folder[1], path, dirs_exist_ok=True)
         start = ["vllm", "serve", "{model_path}", "--tensor-parallel-size", "8"]
         (path / "model-definition.yaml").write_text(model_definition(start))
         service = client.ensure_service(
-            name,
+            f"auto-{uuid.uuid4().hex[:8]}",
             image=f"local/{image}",
-            model_id_or_name=name,
+            model_id_or_name="auto-mode-model",
             model_definition_path="model-definition.yaml",
             extra_mounts=[],
             extra_mount_map={},

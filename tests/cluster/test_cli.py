@@ -16,6 +16,7 @@ from uuid import UUID
 import attrs
 import pytest
 
+from ai.backend.kvcache.cli.policy_store import read_document
 from ai.backend.kvcache.cli.provision import folder_name
 from ai.backend.kvcache.policy.place import parse_place
 from devcluster import configuration, settings
@@ -67,8 +68,9 @@ class Project:
         return folder_name("kv-cache", self.id)
 
     def said(self) -> dict[str, Any]:
-        """What the policy says for it."""
-        document: dict[str, Any] = json.loads(policy("show", "--json"))
+        """What the stored policy says for it."""
+        with connect("admin") as admin:
+            document = read_document(admin.api)
         said: dict[str, Any] = document.get("projects", {}).get(self.id, {})
         return said
 
@@ -111,8 +113,9 @@ class TestPolicy:
         policy("set", "cpu-tier", "40GiB", "--project", project.id)
         assert project.said() == {"mode": "auto", "cpu-tier": "40GiB"}
         shown = policy("show", "--effective", "--project", project.name)
-        assert re.search(rf"^mode +auto +project {project.name}$", shown, re.MULTILINE)
-        assert re.search(r"^transport +auto +default$", shown, re.MULTILINE)
+        assert re.search(rf"^mode +project {project.name} +auto$", shown, re.MULTILINE)
+        assert re.search(r"^transport +default +auto$", shown, re.MULTILINE)
+        assert json.loads(policy("show", "--json"))["projects"][project.id] == project.said()
         policy("unset", "mode", "--project", project.name)
         assert project.said() == {"cpu-tier": "40GiB"}
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from ai.backend.client.v2.auth import HMACAuth
-from ai.backend.client.v2.config import ClientConfig
-from ai.backend.client.v2.v2_registry import V2ClientRegistry
-from ai.backend.common.dto.manager.v2.runtime_variant.request import SearchRuntimeVariantsInput
 from ai.backend.common.dto.manager.v2.runtime_variant_preset.request import (
     CreateRuntimeVariantPresetInput,
-    RuntimeVariantPresetOrder,
-    SearchRuntimeVariantPresetsInput,
     UpdateRuntimeVariantPresetInput,
 )
 from ai.backend.common.dto.manager.v2.runtime_variant_preset.response import (
@@ -27,16 +20,16 @@ from ai.backend.common.dto.manager.v2.runtime_variant_preset.response import (
 from ai.backend.common.dto.manager.v2.runtime_variant_preset.types import (
     PresetTarget,
     PresetValueType,
-    RuntimeVariantPresetOrderField,
 )
 from click.testing import CliRunner
-from yarl import URL
 
 from ai.backend.kvcache.cli import kvcache
 from ai.backend.kvcache.cli.launcher_store import LauncherStore
 from ai.backend.kvcache.metrics.indicators import INDICATORS
-from devcluster import command, configuration, settings
+from devcluster import command, configuration
 from devcluster.console import SetupError
+
+from .v2 import controls, manager, parameters, variant_id
 
 QUERIES = len(INDICATORS)
 
@@ -59,46 +52,6 @@ def presets(action: str, role: str = "admin") -> str:
     if result.exit_code != 0:
         raise SetupError(result.output)
     return result.stdout
-
-
-def manager[T](ask: Callable[[V2ClientRegistry], Awaitable[T]]) -> T:
-    """What the manager answers to Backend.AI's own client."""
-
-    async def run() -> T:
-        access_key, secret_key = configuration.CREDENTIALS["admin"]
-        config = ClientConfig(endpoint=URL(settings.manager_url()), endpoint_type="api")
-        registry = await V2ClientRegistry.create(config, HMACAuth(access_key, secret_key))
-        try:
-            return await ask(registry)
-        finally:
-            await registry.close()
-
-    return asyncio.run(run())
-
-
-def parameters() -> dict[UUID, RuntimeVariantPresetNode]:
-    """Id → parameter of an engine, everybody's, in the order in which the WebUI shows them."""
-    by_rank = RuntimeVariantPresetOrder(field=RuntimeVariantPresetOrderField.RANK)
-    search = SearchRuntimeVariantPresetsInput(order=[by_rank], limit=1000)
-    answer = manager(lambda registry: registry.runtime_variant_preset.search(search))
-    assert not answer.has_next_page
-    return {item.id: item for item in answer.items}
-
-
-def variant_id(name: str) -> UUID:
-    search = SearchRuntimeVariantsInput(limit=1000)
-    answer = manager(lambda registry: registry.runtime_variant.search(search))
-    return next(item.id for item in answer.items if item.name == name)
-
-
-def controls(variant: str) -> list[RuntimeVariantPresetNode]:
-    """What an engine's tab for KV caches shows, in its order."""
-    wanted = variant_id(variant)
-    return [
-        p
-        for p in parameters().values()
-        if p.runtime_variant_id == wanted and p.category == "kv_cache"
-    ]
 
 
 def folder_of_vllm() -> RuntimeVariantPresetNode:

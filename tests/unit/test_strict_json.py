@@ -8,13 +8,17 @@ from hypothesis import strategies as st
 
 from ai.backend.kvcache.strict_json import MAX_DEPTH, parse
 
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    # Anything that UTF-8 has bytes for.
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @given(VALUES, st.booleans())
@@ -46,11 +50,17 @@ def test_whatever_is_sent(content: bytes) -> None:
         (b"9" * 5000, "4300"),
         (b'"\\ud800"', "surrogates"),
         (b'{"\\udc00": 1}', "surrogates"),
+        (b'"a\\u0000"', "has a NUL character"),
+        (b'{"\\u0000": 1}', "has a NUL character"),
     ],
 )
 def test_refuses(content: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse(content)
+
+
+def test_a_backslash_makes_no_nul() -> None:
+    assert parse(b'"\\\\u0000"') == "\\u0000"
 
 
 def test_pairs_of_surrogates_are_a_character() -> None:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 #: A policy has three levels, the deepest published model description seven.
 MAX_DEPTH = 32
+
+_TOO_DEEP = f"it is nested more deeply than {MAX_DEPTH} levels"
 
 
 def parse(content: bytes) -> Any:
     """What the content says.
 
     Raises:
-        ValueError: it is no JSON in UTF-8, has a number that is not finite or text that cannot be
-            written as UTF-8, or is nested more deeply than MAX_DEPTH.
+        ValueError: it is no JSON in UTF-8, has a number that is not finite, has text that databases
+            or logs do not take (halves of surrogate pairs, NUL), or is nested more deeply than
+            MAX_DEPTH.
     """
-    text = content.decode()
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(content.decode(), parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise ValueError(f"it is nested more deeply than {MAX_DEPTH} levels") from None
-    _check_depth(value)
-    if "\\u" in text:
-        # Half of a surrogate pair, which the database, the log and other programs would not take.
-        json.dumps(value, ensure_ascii=False).encode()
+        raise ValueError(_TOO_DEEP) from None
+    _check(value)
     return value
 
 
@@ -40,15 +40,25 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_depth(value: Any) -> None:
+def _check(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        for text in level:
+            if isinstance(text, str):
+                _check_text(text)
+        level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise ValueError(f"it is nested more deeply than {MAX_DEPTH} levels")
+    raise ValueError(_TOO_DEEP)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _check_text(text: str) -> None:
+    text.encode()
+    if "\0" in text:
+        raise ValueError(f"{text[:40]!r} has a NUL character")

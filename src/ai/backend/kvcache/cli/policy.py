@@ -48,12 +48,13 @@ def policy() -> None:
 
 
 def _row(setting: Effective, names: Names) -> tuple[str, str, str]:
-    come_from = "default" if setting.level is None else names.called(setting.level)
-    return setting.name, setting.value or "-", come_from
+    comes_from = "default" if setting.level is None else names.called(setting.level)
+    # A folder's place is long, so values come last.
+    return setting.name, comes_from, setting.value or "-"
 
 
 def _as_table(settings: Sequence[Effective], names: Names) -> str:
-    rows = [("setting", "value", "from"), *(_row(setting, names) for setting in settings)]
+    rows = [("setting", "from", "value"), *(_row(setting, names) for setting in settings)]
     return table(rows, text=(0, 1, 2))
 
 
