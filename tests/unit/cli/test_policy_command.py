@@ -1,4 +1,4 @@
-"""``policy``, on a manager that keeps etcd's values, projects and folders in memory.
+"""``policy``, on a manager that keeps its policy, projects and folders in memory.
 
 tests/cluster/test_cli.py does the same on a real one; here are the cases that a shared cluster is
 not to be brought into.
@@ -16,11 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ai.backend.kvcache.cli import kvcache
+from ai.backend.kvcache.errors import PolicyError
+from ai.backend.kvcache.manager.policy_store import StoredPolicy
+from ai.backend.kvcache.policy.policy import check_policy, policy_text
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Answer, Endpoint
-
-KEY = "config/plugins/accelerator/kvcache/policy"
 
 CHAT = "2de2b969-1d04-48a6-af16-0bc8adb3c831"
 CODE = "8078b06d-0e45-4e1e-b51b-54fdc638642f"
@@ -63,24 +64,31 @@ class Manager:
     policy: str | None = None
     writes: int = 0
     between: str | None = None
-    """What somebody else writes after each second reading."""
-    reads: int = 0
+    """What somebody else writes between reading and writing."""
     folders: list[dict[str, Any]] = attrs.field(factory=list)
     made: list[dict[str, Any]] = attrs.field(factory=list)
     """What folders were asked for."""
 
-    def get(self, body: dict[str, Any]) -> Answer:
-        assert body == {"key": KEY, "prefix": False}
-        self.reads += 1
-        if self.between is not None and self.reads == 2:
-            self.policy = self.between
-        return 200, {"result": self.policy}
+    def get(self, _: dict[str, Any]) -> Answer:
+        stored = StoredPolicy(self.policy)
+        return 200, {
+            "version": stored.version,
+            "policy": stored.document,
+            "problem": stored.problem,
+        }
 
-    def set(self, body: dict[str, Any]) -> Answer:
-        assert body["key"] == KEY
-        self.policy = body["value"]
+    def put(self, body: dict[str, Any]) -> Answer:
+        if self.between is not None:
+            self.policy = self.between
+        try:
+            check_policy(body["policy"])
+        except PolicyError as e:
+            return 400, {"title": "Missing or invalid API parameters.", "msg": str(e)}
+        if body["version"] != StoredPolicy(self.policy).version:
+            return 409, {"title": "The KV cache policy was changed meanwhile."}
+        self.policy = policy_text(body["policy"])
         self.writes += 1
-        return 200, {"result": "ok"}
+        return self.get({})
 
     def graphql(self, _: dict[str, Any]) -> Answer:
         projects = [
@@ -116,8 +124,8 @@ class Manager:
 def manager(endpoint: Endpoint) -> Manager:
     manager = Manager()
     endpoint.answers.update({
-        ("POST", "/config/get"): manager.get,
-        ("POST", "/config/set"): manager.set,
+        ("GET", "/kvcache/policy"): manager.get,
+        ("PUT", "/kvcache/policy"): manager.put,
         ("POST", "/admin/gql"): manager.graphql,
         ("GET", "/folders"): lambda _: (200, manager.folders),
         ("POST", "/folders"): manager.make,
@@ -199,9 +207,15 @@ class TestSet:
         assert manager.document == {"mode": "off"}
 
     def test_manager_that_refuses(self, manager: Manager, endpoint: Endpoint) -> None:
-        endpoint.answers["POST", "/config/get"] = (403, {"title": "Forbidden operation."})
+        endpoint.answers["GET", "/kvcache/policy"] = (403, {"title": "Forbidden operation."})
         assert "the manager refused" in refused("set", "mode", "auto", status=1)
         assert manager.writes == 0
+
+    def test_manager_without_the_plugin(self, manager: Manager, endpoint: Endpoint) -> None:
+        problem = {"type": "https://api.backend.ai/probs/url-not-found", "title": "Unknown path."}
+        endpoint.answers["GET", "/kvcache/policy"] = (404, problem)
+        message = refused("set", "mode", "auto", status=1)
+        assert "install backend.ai-kvcache[manager] there and restart it" in message
 
 
 class TestFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ def connection() -> Iterator[Any]:
         raise click.ClickException(f"the manager refused, or was not reached: {e}") from e
 
 
-def get(api: Any, path: str) -> Any:
+def ask(api: Any, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """What the manager answers at a path of its own.
 
     Raises:
@@ -40,7 +40,20 @@ def get(api: Any, path: str) -> Any:
     from ai.backend.client.request import Request
 
     async def fetch() -> Any:
-        async with Request("GET", path).fetch() as response:
+        request = Request(method, path)
+        if body is not None:
+            request.set_json(body)
+        async with request.fetch() as response:
             return await response.json()
 
     return api.worker_thread.execute(fetch())
+
+
+def get(api: Any, path: str) -> Any:
+    """The same of what is only read."""
+    return ask(api, "GET", path)
+
+
+def has_no_plugin(error: Any) -> bool:
+    """Whether the manager knows no path of ours, by what it said to one (a BackendAPIError)."""
+    return str(error.data.get("type")).endswith("/url-not-found")

@@ -1,40 +1,31 @@
-"""The policy through the manager's own interface for etcd, which needs no plugin there.
-
-It has no compare-and-swap. The value is read again just before it is written, so that nobody loses
-the change of somebody else unless both are written within the same milliseconds.
-"""
+"""The policy, as the manager keeps it; what somebody else has just written is not written over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import click
 
 from ..errors import PolicyError
-from ..policy.policy import ETCD_KEY, check_policy, policy_text, read_policy
+from .manager import ask, has_no_plugin
 from .types import InputError
 
 type Document = dict[str, Any]
 
-
-def read_text(api: Any) -> str | None:
-    """What is stored. None: nothing.
-
-    Raises:
-        ai.backend.client.exceptions.BackendError: the manager refuses, or is not reached.
-    """
-    text: str | None = api.EtcdConfig.get(ETCD_KEY)
-    return text
+_PATH = "/kvcache/policy"
 
 
 def read_document(api: Any) -> Document:
-    """What is stored, unchecked; an empty one where nothing is.
+    """What is stored, whether it can be used or not; an empty one where nothing is.
 
     Raises:
         InputError: it is no JSON object.
+        click.ClickException: the manager does not have the plugin.
+        ai.backend.client.exceptions.BackendError: the manager refuses, or is not reached.
     """
-    return _parsed(read_text(api))
+    return _document(_asked(api, "GET"))
 
 
 def change(api: Any, make: Callable[[Document], Mapping[str, Any]]) -> bool:
@@ -45,17 +36,18 @@ def change(api: Any, make: Callable[[Document], Mapping[str, Any]]) -> bool:
 
     Raises:
         InputError: what was made is no policy; nothing was written.
-        click.ClickException: somebody else has written meanwhile; nothing was written.
+        click.ClickException: somebody else has written meanwhile; nothing was written. Or as
+            ``read_document`` does.
     """
-    before = read_text(api)
-    document = _parsed(before)
+    stored = _asked(api, "GET")
+    document = _document(stored)
     try:
         made = make(document)
     except PolicyError as e:
         raise InputError(e) from e
     if made == document:
         return False
-    _write(api, before, made)
+    _asked(api, "PUT", {"version": stored["version"], "policy": dict(made)})
     return True
 
 
@@ -65,25 +57,34 @@ def replace(api: Any, document: Mapping[str, Any]) -> None:
     Raises:
         InputError, click.ClickException: as ``change`` does.
     """
-    _write(api, read_text(api), document)
+    version = _asked(api, "GET")["version"]
+    _asked(api, "PUT", {"version": version, "policy": dict(document)})
 
 
-def _write(api: Any, before: str | None, document: Mapping[str, Any]) -> None:
+def _document(stored: Mapping[str, Any]) -> Document:
+    document: Document = stored["policy"]
+    if stored["problem"] and not document:
+        raise InputError(PolicyError(stored["problem"]))
+    return document
+
+
+def _asked(api: Any, method: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    from ai.backend.client.exceptions import BackendAPIError
+
     try:
-        check_policy(document)
-        text = policy_text(document)
-    except PolicyError as e:
-        raise InputError(e) from e
-    if read_text(api) != before:
-        raise click.ClickException(
-            "somebody else has changed the policy meanwhile, and nothing was written; look at it "
-            "with `backend.ai kvcache policy show`, then try again"
-        )
-    api.EtcdConfig.set(ETCD_KEY, text)
-
-
-def _parsed(text: str | None) -> Document:
-    try:
-        return read_policy(text)
-    except PolicyError as e:
-        raise InputError(e) from e
+        answer: Mapping[str, Any] = ask(api, method, _PATH, body)
+    except BackendAPIError as e:
+        if has_no_plugin(e):
+            raise click.ClickException(
+                "the manager does not have the plugin, which keeps the policy: install "
+                "backend.ai-kvcache[manager] there and restart it"
+            ) from e
+        if e.status == HTTPStatus.CONFLICT:
+            raise click.ClickException(
+                "somebody else has changed the policy meanwhile, and nothing was written; look at "
+                "it with `backend.ai kvcache policy show`, then try again"
+            ) from e
+        if e.status == HTTPStatus.BAD_REQUEST and "msg" in e.data:
+            raise InputError(PolicyError(e.data["msg"])) from e
+        raise
+    return answer

@@ -15,7 +15,7 @@ import click
 from ..metrics.advice import advise
 from ..metrics.indicators import INDICATORS
 from .figures import figure_text
-from .manager import connection, get
+from .manager import connection, get, has_no_plugin
 from .session_plan import SessionPlan
 from .table import table
 from .types import Seconds
@@ -117,8 +117,7 @@ def _plan(api: Any, session_id: str) -> SessionPlan:
     except BackendAPIError as e:
         if e.status != HTTPStatus.NOT_FOUND:
             raise
-        no_such_route = str(e.data.get("type")).endswith("/url-not-found")
-        return SessionPlan(None, _NO_PLUGIN if no_such_route else _ENDED)
+        return SessionPlan(None, _NO_PLUGIN if has_no_plugin(e) else _ENDED)
     return SessionPlan(next(iter(kernels.values()), None), _NOT_TOLD)
 
 
