@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import pytest
 
-from ai.backend.kvcache.agent import collector as collector_module
+from ai.backend.kvcache.agent import usages
 from ai.backend.kvcache.agent.collector import Collector
 from ai.backend.kvcache.agent.pids import ContainerPids
 from ai.backend.kvcache.engine.loopback import session_loopback
@@ -142,9 +142,9 @@ def _measure(benchmark: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _walk_in_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "USAGE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(usages, "USAGE_INTERVAL_SECONDS", 0.0)
     # And to the end, however busy the machine is: what a tick does not wait for would not count.
-    monkeypatch.setattr(collector_module, "USAGE_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr(usages, "USAGE_WAIT_SECONDS", 600.0)
 
 
 processor = pytest.mark.benchmark(group="collecting: processor", timer=time.process_time)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ai.backend.kvcache.agent import collector as collector_module
+from ai.backend.kvcache.agent import pages, usages
 from ai.backend.kvcache.agent.collector import Collector
 from ai.backend.kvcache.agent.netns import InsidePage
 from ai.backend.kvcache.agent.pids import ContainerPids
@@ -183,14 +183,14 @@ async def test_engine_that_is_not_up(collector: Collector, register: Any) -> Non
 async def test_engine_that_hangs(
     collector: Collector, register: Any, silent_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 0.2)
     assert await values(collector, register(silent_port)) == FOLDER
 
 
 async def test_page_without_end(
     collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector_module, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 1000)
     assert await values(collector, register(engine)) == FOLDER
 
 
@@ -201,7 +201,7 @@ async def test_namespace_is_not_walked_every_tick(
     assert await values(collector, kernels) == FOLDER
     (tmp_path / "kv/ns" / NAMESPACE / "m@1@0@3e9@half.data").write_bytes(b"0" * 4)
     assert await values(collector, kernels) == FOLDER
-    monkeypatch.setattr(collector_module, "USAGE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(usages, "USAGE_INTERVAL_SECONDS", 0.0)
     grown = {"kvcache_mem": 4100, "kvcache_files": 2, "kvcache_blocks": 2}
     assert await values(collector, kernels) == {**FOLDER, **grown}
 
@@ -245,8 +245,8 @@ async def test_folder_that_hangs(
     collector: Collector, register: Any, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A hanging file server, which this machine does not have.
-    monkeypatch.setattr(collector_module, "namespace_usage", lambda *_: time.sleep(0.5))
-    monkeypatch.setattr(collector_module, "USAGE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(usages, "namespace_usage", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(usages, "USAGE_WAIT_SECONDS", 0.05)
     measured = await values(collector, register(engine))
     assert "kvcache_mem" not in measured
     assert measured["kvcache_loaded_tokens"] == 8448
@@ -294,7 +294,7 @@ class TestPagesInside:
         async def pid_of(self: object, container_id: str) -> int:
             return 4711
 
-        monkeypatch.setattr(collector_module, "read_inside", read)
+        monkeypatch.setattr(pages, "read_inside", read)
         monkeypatch.setattr(ContainerPids, "of", pid_of)
         return asked
 

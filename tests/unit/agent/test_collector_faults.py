@@ -23,6 +23,7 @@ import attrs
 import pytest
 
 from ai.backend.kvcache.agent import collector as collector_module
+from ai.backend.kvcache.agent import pages, usages
 from ai.backend.kvcache.agent.collector import Collector
 from ai.backend.kvcache.agent.pids import ContainerPids
 from ai.backend.kvcache.engine.loopback import session_loopback
@@ -112,7 +113,7 @@ async def start(data: Path) -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
 @pytest.fixture
 async def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
     """With a page's time cut to a third."""
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 1.0)
     collector = Collector(tmp_path / "scratches")
     yield collector
     await collector.close()
@@ -364,7 +365,7 @@ async def test_hanging_engines_are_not_asked_all_at_once(
     assert figures["healthy"]["kvcache_loaded_tokens"] == 8448
     assert hanging.asked == 200
     # Of those that are given up the server hears a moment later.
-    assert hanging.most_open < 2 * collector_module.MAX_CONNECTIONS
+    assert hanging.most_open < 2 * pages.MAX_CONNECTIONS
     assert {tuple(sorted(found)) for name, found in figures.items() if name != "healthy"} == {
         tuple(sorted(OF_THE_FOLDER))
     }
@@ -377,8 +378,8 @@ async def test_more_hanging_engines_than_a_tick_has_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two have a turn in each tick, and the one that is healthy stands behind six."""
-    monkeypatch.setattr(collector_module, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(pages, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(collector_module, "TICK_SECONDS", 1.5)
     hanging: list[Engine] = [await start() for _ in range(6)]
     for number, engine in enumerate(hanging):
@@ -431,7 +432,7 @@ async def test_fault_of_ours_takes_one_session(
             raise RuntimeError("not foreseen")
         return namespace_usage(folder, namespace, storage_format)
 
-    monkeypatch.setattr(collector_module, "namespace_usage", walk)
+    monkeypatch.setattr(usages, "namespace_usage", walk)
     kernels("first", (await start()).port)
     figures = await tick(collector, kernels("second", (await start()).port))
     assert "kvcache_mem" not in figures["first"]
@@ -451,7 +452,7 @@ class TestPagesInside:
             return os.getpid()
 
         monkeypatch.setattr(ContainerPids, "of", pid_of)
-        monkeypatch.setattr(collector_module, "SCRAPE_TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 0.5)
 
     @staticmethod
     async def add(kernels: Any, start: Any, name: str) -> Engine:
@@ -483,7 +484,7 @@ class TestPagesInside:
         self, collector: Collector, start: Any, kernels: Any
     ) -> None:
         """As many as there are threads, each with a line that never ends."""
-        for number in range(collector_module.MAX_INSIDE):
+        for number in range(pages.MAX_INSIDE):
             server = await self.add(kernels, start, f"hanging{number}")
             server.fault = drips(f"{OK}X-")
         await self.add(kernels, start, "healthy")
