@@ -22,6 +22,7 @@ from typing import Any
 
 import attrs
 import pytest
+from ai.backend.agent.stats import ContainerMeasurement
 
 from ai.backend.kvcache.agent import usages
 from ai.backend.kvcache.agent.collector import Collector
@@ -129,10 +130,12 @@ def _measure(benchmark: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Non
     collector = Collector(node.scratches)
     containers = [str(kernel["container_id"]) for kernel in node.kernels.values()]
     with asyncio.Runner() as runner:
-        tick = lambda: runner.run(collector.collect(node.kernels, containers))  # noqa: E731
-        measured = {str(m.key): m.per_container for m in benchmark.pedantic(
-            tick, rounds=10, warmup_rounds=2
-        )}  # fmt: skip
+
+        def tick() -> list[ContainerMeasurement]:
+            return runner.run(collector.collect(node.kernels, containers))
+
+        found = benchmark.pedantic(tick, rounds=10, warmup_rounds=2)
+        measured = {str(m.key): m.per_container for m in found}
         runner.run(collector.close())
     # Every session's figures are of an interval in which its counters rose.
     assert len(measured["kvcache_preempted"]) == SESSIONS
@@ -147,49 +150,28 @@ def _walk_in_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usages, "USAGE_WAIT_SECONDS", 600.0)
 
 
-processor = pytest.mark.benchmark(group="collecting: processor", timer=time.process_time)
-wall = pytest.mark.benchmark(group="collecting: wall")
-
-
-@processor
-def test_processor_of_engines(
-    benchmark: Any, engines: Node, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("walks", [False, True])
+@pytest.mark.parametrize(
+    "sessions", ["engines", pytest.param("engines_and_servers", marks=needs_root)]
+)
+@pytest.mark.parametrize(
+    "clock",
+    [
+        pytest.param(
+            "processor",
+            marks=pytest.mark.benchmark(group="collecting: processor", timer=time.process_time),
+        ),
+        pytest.param("wall", marks=pytest.mark.benchmark(group="collecting: wall")),
+    ],
+)
+def test_tick(
+    benchmark: Any,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: str,
+    sessions: str,
+    walks: bool,
 ) -> None:
-    _measure(benchmark, engines, monkeypatch)
-
-
-@processor
-def test_processor_of_engines_and_walks(
-    benchmark: Any, engines: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _walk_in_every_tick(monkeypatch)
-    _measure(benchmark, engines, monkeypatch)
-
-
-@processor
-@needs_root
-def test_processor_of_engines_and_servers(
-    benchmark: Any, engines_and_servers: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _measure(benchmark, engines_and_servers, monkeypatch)
-
-
-@wall
-def test_wall_of_engines(benchmark: Any, engines: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    _measure(benchmark, engines, monkeypatch)
-
-
-@wall
-def test_wall_of_engines_and_walks(
-    benchmark: Any, engines: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _walk_in_every_tick(monkeypatch)
-    _measure(benchmark, engines, monkeypatch)
-
-
-@wall
-@needs_root
-def test_wall_of_engines_and_servers(
-    benchmark: Any, engines_and_servers: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _measure(benchmark, engines_and_servers, monkeypatch)
+    if walks:
+        _walk_in_every_tick(monkeypatch)
+    _measure(benchmark, request.getfixturevalue(sessions), monkeypatch)

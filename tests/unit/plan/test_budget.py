@@ -43,6 +43,37 @@ class TestReference:
         assert divide(small).buffer_bytes == 1 * GIB
 
 
+class TestFloor:
+    FLOOR = attrs.evolve(REFERENCE, utilization_floor=Decimal("0.7"))
+
+    def test_buffer_gives_way_to_it(self) -> None:
+        # (0.9 - 0.7) x 80 = 16
+        budget = divide(self.FLOOR)
+        assert budget.buffer_bytes == 16 * GIB
+        assert str(budget.utilization) == "0.7"
+        assert budget.notes == (
+            "the buffer is 16 GiB instead of 24 GiB, so that gpu_memory_utilization does not fall "
+            "below the policy's utilization-floor 0.7",
+        )
+
+    def test_no_useful_buffer(self) -> None:
+        # (0.9 - 0.895) x 80 = 0.4 GiB, and 64 chunks take 0.69.
+        with pytest.raises(DeclinedError, match=r"below the policy's utilization-floor 0\.895"):
+            divide(attrs.evolve(REFERENCE, utilization_floor=Decimal("0.895")))
+
+    def test_users_buffer_does_not_go_below_it(self) -> None:
+        # 17 GiB would leave 0.6875.
+        assert divide(attrs.evolve(self.FLOOR, buffer_bytes=16 * GIB)).buffer_bytes == 16 * GIB
+        with pytest.raises(DeclinedError, match=r"17 GiB per GPU takes gpu_memory_utilization"):
+            divide(attrs.evolve(self.FLOOR, buffer_bytes=17 * GIB))
+
+    def test_below_what_one_context_needs_it_says_nothing(self) -> None:
+        # 16 + 3 + 11 of 80 are 0.375.
+        assert divide(attrs.evolve(REFERENCE, utilization_floor=Decimal("0.3"))) == divide(
+            REFERENCE
+        )
+
+
 class TestShrinking:
     def test_buffer_gives_way_to_one_context(self) -> None:
         # Pool before: 72 - 40 - 3 = 29. With 24 in the buffer only 5 would be left of the 11

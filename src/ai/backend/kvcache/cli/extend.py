@@ -122,16 +122,8 @@ class Document(Carrier):
         yield
 
 
-@attrs.frozen
-class DocumentFile(Carrier):
+class DocumentFile(Document):
     """The path of a JSON document."""
-
-    parameter: str
-    shape: Shape
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({self.parameter})
 
     @contextmanager
     def carry(self, said: Said, arguments: Arguments) -> Iterator[None]:

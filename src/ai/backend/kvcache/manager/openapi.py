@@ -121,6 +121,7 @@ _SESSION: Schema = _object({
                 "folder": _TEXT_OR_NULL,
                 "engine": _TEXT_OR_NULL,
                 "folder_cap_bytes": _BYTES_OR_NULL,
+                "host_bytes": _BYTES_OR_NULL,
             }),
         ]
     },

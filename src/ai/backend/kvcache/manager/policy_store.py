@@ -13,9 +13,8 @@ from ai.backend.manager.errors.common import ServiceUnavailable
 from etcd_client import Compare, CompareOp, TxnOp
 from etcd_client import Txn as Transaction
 
-from .. import strict_json
 from ..errors import PolicyError
-from ..policy.policy import ETCD_KEY, Policy, check_policy, policy_text
+from ..policy.policy import ETCD_KEY, Policy, check_policy, policy_text, read_policy
 from .errors import InvalidRequestError, PolicyConflictError
 
 #: For one question, its repetitions included.
@@ -43,7 +42,7 @@ class StoredPolicy:
     def document(self) -> Document:
         """Empty where the text is no JSON object."""
         try:
-            return _parsed(self.text)
+            return read_policy(self.text)
         except PolicyError:
             return {}
 
@@ -61,17 +60,7 @@ class StoredPolicy:
         Raises:
             PolicyError: it is not usable.
         """
-        return check_policy(_parsed(self.text))
-
-
-def _parsed(text: str | None) -> Document:
-    try:
-        document = strict_json.parse((text or "{}").encode())
-    except ValueError as e:
-        raise PolicyError(f"{ETCD_KEY} holds no usable JSON: {e}") from e
-    if not isinstance(document, dict):
-        raise PolicyError(f"{ETCD_KEY} holds {document!r:.100} in the place of an object")
-    return document
+        return check_policy(read_policy(self.text))
 
 
 class PolicyStore:

@@ -31,6 +31,7 @@ _PLAN = t.Dict({
     t.Key("folder"): _TEXT,
     t.Key("engine"): _TEXT,
     t.Key("folder_cap_bytes", optional=True, default=None): t.Null | t.Int(gte=0),
+    t.Key("host_bytes", optional=True, default=None): t.Null | t.Int(gte=0),
 }).ignore_extra("*")
 
 
@@ -135,6 +136,8 @@ def describe(
     if plan is None and not measured:
         return None
     age = session.age
+    short = plan and _short(plan)
+    host_bytes = short["host_bytes"] if short else None
     return {
         "id": str(session.id),
         "name": session.name,
@@ -143,6 +146,6 @@ def describe(
         "project": {"id": str(session.project_id), "name": session.project},
         "age_seconds": age,
         "figures": measured,
-        "advice": [advice.text for advice in advise(measured, age)],
-        "plan": plan and _short(plan),
+        "advice": [advice.text for advice in advise(measured, age, host_bytes)],
+        "plan": short,
     }

@@ -170,6 +170,12 @@ def divide(request: GpuRequest) -> Budget:
         return _pinned(request, wanted)
     buffer_bytes = _largest_buffer(request, wanted)
     if buffer_bytes < (wanted if request.buffer_bytes else _least_buffer_bytes(request)):
+        if _floor_decides(request):
+            raise DeclinedError(
+                f"a transfer buffer of {gib(wanted)} per GPU takes gpu_memory_utilization below "
+                f"the policy's utilization-floor {request.utilization_floor}, and so does any "
+                "smaller useful one; ask for a smaller buffer, or have the floor lowered"
+            )
         raise DeclinedError(
             f"a transfer buffer of {gib(wanted)} per GPU leaves vLLM's KV pool less than one "
             f"context of {request.context_tokens} tokens ({gib(request.context_bytes)}), and "
@@ -177,10 +183,13 @@ def divide(request: GpuRequest) -> Budget:
         )
     notes: tuple[str, ...] = ()
     if buffer_bytes < wanted:
-        notes = (
-            f"the buffer is {gib(buffer_bytes)} instead of {gib(wanted)}, so that one context of "
-            f"{request.context_tokens} tokens still fits vLLM's KV pool",
+        kept = (
+            "gpu_memory_utilization does not fall below the policy's utilization-floor "
+            f"{request.utilization_floor}"
+            if _floor_decides(request)
+            else f"one context of {request.context_tokens} tokens still fits vLLM's KV pool"
         )
+        notes = (f"the buffer is {gib(buffer_bytes)} instead of {gib(wanted)}, so that {kept}",)
     return _result(
         request,
         buffer_bytes,
@@ -189,13 +198,20 @@ def divide(request: GpuRequest) -> Budget:
     )
 
 
+def _context_share(request: GpuRequest) -> Decimal:
+    """The utilization that leaves room for one context and no more."""
+    needed = request.weights_bytes + request.overhead_bytes + request.context_bytes
+    return Decimal(needed) / Decimal(request.memory_bytes)
+
+
+def _floor_decides(request: GpuRequest) -> bool:
+    return request.utilization_floor > _context_share(request)
+
+
 def _largest_buffer(request: GpuRequest, wanted: int) -> int:
-    """The wanted buffer, or less in whole GiB, so that one context still fits the pool."""
-    least_share = max(
-        request.utilization_floor,
-        Decimal(request.weights_bytes + request.overhead_bytes + request.context_bytes)
-        / Decimal(request.memory_bytes),
-    )
+    """The wanted buffer, or less in whole GiB, so that one context still fits the pool and the
+    utilization does not fall below its floor."""
+    least_share = max(request.utilization_floor, _context_share(request))
     room = int((request.utilization - least_share) * request.memory_bytes)
     buffer_bytes = wanted if wanted <= room else room // GIB * GIB
     # The share is cut to hundredths, which can take one more GiB or two.

@@ -17,6 +17,7 @@ from uuid import UUID
 import attrs
 import trafaret as t
 
+from .. import strict_json
 from ..errors import PolicyError
 from .settings import Mode, Settings, check_level, settings_of
 
@@ -131,10 +132,10 @@ def read_policy(text: str | None) -> dict[str, Any]:
         PolicyError: it is no JSON object.
     """
     try:
-        document = json.loads(text or "{}")
-    except (ValueError, RecursionError) as e:
+        document = strict_json.parse((text or "{}").encode())
+    except ValueError as e:
         raise PolicyError(
-            f"{ETCD_KEY} holds no JSON ({e}); `backend.ai kvcache policy set` writes it"
+            f"{ETCD_KEY} holds no usable JSON ({e}); `backend.ai kvcache policy set` writes it"
         ) from e
     if not isinstance(document, dict):
         raise PolicyError(f"{ETCD_KEY} holds {document!r:.100} in the place of an object")
