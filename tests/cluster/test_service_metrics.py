@@ -296,8 +296,7 @@ class TestEngineThatFails:
             assert unchanged(in_prometheus(load.session)) == before
         finally:
             engine.signal("CONT")
-        tokens = load.ask(new_prompt())
-        assert tokens > 0
+        load.ask(new_prompt())
         load.wait_for({"kvcache_computed_util": 100, "kvcache_engine_util": 0})
 
     def test_that_is_gone_and_comes_back(
@@ -315,9 +314,8 @@ class TestEngineThatFails:
         engine.start()
         wait_until("The engine", lambda: answers(load.url) or None, 180)
         # It counts from nothing, and so do its figures.
-        tokens = load.ask(new_prompt())
+        load.ask(new_prompt())
         figures = load.wait_for({"kvcache_computed_util": 100, "kvcache_loaded_tokens": 0})
-        assert tokens > 0
         # What was saved may well be less than nothing.
         figures.pop("kvcache_saved_seconds", None)
         assert all(value >= 0 for value in figures.values())

@@ -23,7 +23,6 @@ from ai.backend.kvcache.doctor.database import DatabaseError, count_rows
 from ai.backend.kvcache.doctor.etcd import (
     EtcdContent,
     EtcdError,
-    Proxy,
     content_of,
     judge_content,
     judge_policy,
@@ -46,6 +45,7 @@ from ai.backend.kvcache.doctor.storage_proxy import (
     path_of_volume,
     volumes_of,
 )
+from ai.backend.kvcache.policy.storage_proxy import StorageProxy
 
 SECRET = "a-secret-of-this-test"
 AGENT, MANAGER = frozenset({Role.AGENT}), frozenset({Role.MANAGER})
@@ -112,11 +112,11 @@ def web() -> Iterator[WebServer]:
     server.server_close()
 
 
-def proxy_at(port: int, secret: str = SECRET) -> Proxy:
-    return Proxy("local", f"http://user:{SECRET}@127.0.0.1:{port}/", secret)
+def proxy_at(port: int, secret: str = SECRET) -> StorageProxy:
+    return StorageProxy("local", f"http://user:{SECRET}@127.0.0.1:{port}/", secret)
 
 
-def judged(proxy: Proxy, roles: frozenset[Role] = MANAGER) -> Any:
+def judged(proxy: StorageProxy, roles: frozenset[Role] = MANAGER) -> Any:
     content = EtcdContent("local", ("e:2379",), proxies=(proxy,))
     return judge_answers(content, ask_storage_proxies([proxy]), roles)
 
@@ -253,7 +253,7 @@ class TestEtcd:
             "c": "odd",
         }
         content = content_of("ns", ("h:1",), {"proxies": proxies}, {}, ({}, {"addr": "p:1"}, "odd"))
-        assert content.proxies == (Proxy("a", "https://a", SECRET, False),)
+        assert content.proxies == (StorageProxy("a", "https://a", SECRET, False),)
         assert content.incomplete_proxies == ("b", "c")
         assert content.metric == ({}, {"addr": "p:1"})
         assert judge_content(content) == ok("h:1, namespace 'ns'")

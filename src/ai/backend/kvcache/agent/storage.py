@@ -15,11 +15,11 @@ from typing import Any
 
 import aiohttp
 import attrs
-import trafaret as t
 from ai.backend.common.etcd import AsyncEtcd
 
 from ..errors import FolderError
 from ..policy.place import Place
+from ..policy.storage_proxy import TOKEN_HEADER, StorageProxy, read_storage_proxy
 
 #: For asking etcd and the proxy, together. A session's start waits for it.
 ASK_TIMEOUT_SECONDS = 4.0
@@ -32,29 +32,12 @@ _TRIES = 2
 ANSWER_SECONDS = 300.0
 FAILURE_SECONDS = 10.0
 
-_TOKEN_HEADER = "X-BackendAI-Storage-Auth-Token"
-
 
 @attrs.frozen
 class _Answer:
     path: Path | None
     failure: str
     good_until: float
-
-
-@attrs.frozen
-class _Proxy:
-    address: str
-    secret: str = attrs.field(repr=False)
-    ssl_verify: bool
-
-
-_proxy_entry = t.Dict({
-    t.Key("manager_api", to_name="address"): t.String(),
-    t.Key("secret"): t.String(),
-    # As the manager takes it.
-    t.Key("ssl_verify", default=True): t.ToBool(),
-}).ignore_extra("*")
 
 
 class StorageProxies:
@@ -93,26 +76,25 @@ class StorageProxies:
             return _Answer(None, failure, time.monotonic() + FAILURE_SECONDS)
         return _Answer(path, "", time.monotonic() + ANSWER_SECONDS)
 
-    async def _proxy(self, name: str) -> _Proxy:
+    async def _proxy(self, name: str) -> StorageProxy:
         try:
             async with self._connect_etcd() as etcd:
                 found: Any = await etcd.get_prefix(f"volumes/proxies/{name}")
         except Exception as e:
             # Whatever its client raises, which has no base of its own.
             raise FolderError(f"etcd cannot be asked for the storage proxy {name!r}: {e!r}") from e
-        try:
-            return _Proxy(**_proxy_entry.check(dict(found)))
-        except t.DataError:
-            # Not chained: it says what stands there.
+        proxy = read_storage_proxy(name, found)
+        if proxy is None:
             raise FolderError(
                 f"etcd has no volumes/proxies/{name} with manager_api and secret; correct the "
                 "policy's folder or the storage proxy's entry"
-            ) from None
+            )
+        return proxy
 
     async def _mount_path(self, place: Place) -> Path:
         proxy = await self._proxy(place.host.proxy)
         timeout = aiohttp.ClientTimeout(total=_TRY_SECONDS)
-        connector = aiohttp.TCPConnector(ssl=proxy.ssl_verify)
+        connector = aiohttp.TCPConnector(ssl=proxy.verify)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             for left in reversed(range(_TRIES)):
                 try:
@@ -124,12 +106,12 @@ class StorageProxies:
                         ) from e
         raise AssertionError("not reached")
 
-    async def _try(self, http: aiohttp.ClientSession, proxy: _Proxy, place: Place) -> Path:
+    async def _try(self, http: aiohttp.ClientSession, proxy: StorageProxy, place: Place) -> Path:
         body = {"volume": place.host.volume, "vfid": place.vfid, "subpath": "."}
         async with http.get(
             f"{proxy.address.rstrip('/')}/folder/mount",
             json=body,
-            headers={_TOKEN_HEADER: proxy.secret},
+            headers={TOKEN_HEADER: proxy.secret},
             # The secret is for this address alone.
             allow_redirects=False,
         ) as response:

@@ -11,6 +11,7 @@ import attrs
 
 from ..errors import KVCacheError, PolicyError
 from ..policy.policy import parse_plugin_config
+from ..policy.storage_proxy import StorageProxy, read_storage_proxy
 from .check import Finding, failed, ok, skipped
 from .config_file import ConfigError, ConfigFile
 from .loops import run
@@ -49,16 +50,6 @@ class EtcdError(KVCacheError):
 
 
 @attrs.frozen
-class Proxy:
-    """A storage proxy as etcd describes it."""
-
-    name: str
-    address: str
-    secret: str = attrs.field(repr=False)
-    verify: bool = True
-
-
-@attrs.frozen
 class EtcdContent:
     """What it has that concerns KV caches."""
 
@@ -66,28 +57,23 @@ class EtcdContent:
     addresses: tuple[str, ...]
     is_empty: bool = False
     """Whether it has nothing that every Backend.AI has."""
-    proxies: tuple[Proxy, ...] = ()
+    proxies: tuple[StorageProxy, ...] = ()
     incomplete_proxies: tuple[str, ...] = ()
-    """Those without an address or a secret."""
+    """Those without an address or a secret, or not understood."""
     plugin: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     metric: tuple[Mapping[str, Any], ...] = attrs.field(default=(), repr=False)
     """The manager's settings of Prometheus, the later one winning."""
 
 
-def _proxies(volumes: Any) -> tuple[list[Proxy], list[str]]:
+def _proxies(volumes: Any) -> tuple[list[StorageProxy], list[str]]:
     """(those that can be asked, the names of the others)."""
-    proxies: list[Proxy] = []
-    incomplete: list[str] = []
     found = volumes.get("proxies") if isinstance(volumes, Mapping) else None
-    for name, said in (found or {}).items() if isinstance(found, Mapping) else ():
-        said = said if isinstance(said, Mapping) else {}
-        address, secret = said.get("manager_api"), said.get("secret")
-        if isinstance(address, str) and isinstance(secret, str):
-            verify = str(said.get("ssl_verify", "true")).lower() not in ("false", "no", "0")
-            proxies.append(Proxy(name, address, secret, verify))
-        else:
-            incomplete.append(name)
-    return proxies, incomplete
+    entries = found if isinstance(found, Mapping) else {}
+    proxies = {name: read_storage_proxy(name, said) for name, said in entries.items()}
+    return (
+        [proxy for proxy in proxies.values() if proxy is not None],
+        [name for name, proxy in proxies.items() if proxy is None],
+    )
 
 
 def content_of(

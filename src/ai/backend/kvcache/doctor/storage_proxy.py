@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..errors import KVCacheError
+from ..policy.storage_proxy import TOKEN_HEADER, StorageProxy
 from .check import Finding, Role, failed, ok, skipped, warning
 from .config_file import ConfigError
-from .etcd import EtcdContent, EtcdError, Proxy
+from .etcd import EtcdContent, EtcdError
 from .loops import run
 from .network import UnreachableError, get_json, public
 
 if TYPE_CHECKING:
     from .host import Host
 
-_TOKEN_HEADER = "X-BackendAI-Storage-Auth-Token"
 _REFUSED = (401, 403)
 
 
@@ -41,7 +41,7 @@ class Volume:
 class ProxyAnswer:
     """What one proxy said."""
 
-    proxy: Proxy
+    proxy: StorageProxy
     problem: str | None = None
     remedy: str = ""
     volumes: tuple[Volume, ...] = ()
@@ -60,11 +60,11 @@ def volumes_of(body: Any) -> tuple[Volume, ...] | None:
         return None
 
 
-async def _ask(proxy: Proxy) -> ProxyAnswer:
+async def _ask(proxy: StorageProxy) -> ProxyAnswer:
     url = f"{proxy.address.rstrip('/')}/volumes"
     key = f"volumes/proxies/{proxy.name}"
     try:
-        answer = await get_json(url, {_TOKEN_HEADER: proxy.secret}, verify=proxy.verify)
+        answer = await get_json(url, {TOKEN_HEADER: proxy.secret}, verify=proxy.verify)
     except UnreachableError as e:
         return ProxyAnswer(
             proxy, str(e), f"start it, open the way to it, or correct {key}/manager_api in etcd"
@@ -85,7 +85,7 @@ async def _ask(proxy: Proxy) -> ProxyAnswer:
     return ProxyAnswer(proxy, volumes=volumes)
 
 
-def ask_storage_proxies(proxies: Sequence[Proxy]) -> StorageAnswers:
+def ask_storage_proxies(proxies: Sequence[StorageProxy]) -> StorageAnswers:
     """Asks all at the same time."""
 
     async def ask() -> list[ProxyAnswer]:
