@@ -275,6 +275,12 @@ def unchanged(figures: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def at_rest(load: Load) -> dict[str, float]:
+    """The figures of an engine that had nothing to do for a tick, so that all rates are 0."""
+    rates = ("kvcache_store_rate", "kvcache_load_rate", "kvcache_evicted_rate")
+    return unchanged(load.wait_for(dict.fromkeys((*rates, "kvcache_saved_seconds"), 0)))
+
+
 def check_session_elsewhere(elsewhere: Load) -> None:
     """It is asked twice, and its figures follow as ever."""
     prompt = new_prompt()
@@ -289,7 +295,7 @@ class TestEngineThatFails:
     """One engine: it hangs, goes on, is killed, has impostors in its place, and comes back."""
 
     def test_that_hangs(self, load: Load, elsewhere: Load, engine: Engine, client: Client) -> None:
-        before = unchanged(in_prometheus(load.session))
+        before = at_rest(load)
         engine.signal("STOP")
         try:
             check_session_elsewhere(elsewhere)
@@ -302,7 +308,7 @@ class TestEngineThatFails:
     def test_that_is_gone_and_comes_back(
         self, load: Load, elsewhere: Load, engine: Engine, client: Client
     ) -> None:
-        before = unchanged(in_prometheus(load.session))
+        before = at_rest(load)
         engine.signal("KILL")
         check_session_elsewhere(elsewhere)
         assert unchanged(in_prometheus(load.session)) == before
