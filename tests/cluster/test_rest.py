@@ -260,7 +260,7 @@ class TestSessions:
             "folder": plan["folder"],
             "engine": plan["engine"],
             "folder_cap_bytes": plan["folder_cap_bytes"],
-            "host_bytes": plan["tiers"]["host_bytes"],
+            "host_bytes": plan["host_bytes"],
         }
         assert (found["user"], found["project"]["name"]) == ("user@lablup.com", "default")
         assert found["status"] == "RUNNING"

@@ -152,7 +152,13 @@ class TestAll:
     def test_json(self) -> None:
         chat, batch = json.loads(run("--json").stdout)
         assert chat["figures"]["kvcache_util"] == 80
-        assert chat["advice"] == ["the pool is full and the folder serves 80 %: working as meant"]
+        assert chat["advice"] == [
+            {
+                "key": "works-with-full-pool",
+                "weight": "works",
+                "text": "the pool is full and the folder serves 80 %: working as meant",
+            }
+        ]
         assert batch["name"] == "batch"
 
     def test_none(self, manager: Manager) -> None:

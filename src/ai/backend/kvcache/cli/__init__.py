@@ -18,7 +18,9 @@ _COMMANDS: Mapping[str, str] = {
     "plan": ".plan",
     "policy": ".policy",
     "presets": ".presets",
+    "sessions": ".sessions",
     "status": ".status",
+    "webui": ".webui",
 }
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+#: What gives a manager the plugin.
+INSTALL = "install backend.ai-kvcache[manager] there and restart it"
+
 
 @contextmanager
 def connection() -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import PolicyError
-from .manager import ask, has_no_plugin
+from .manager import INSTALL, ask, has_no_plugin
 from .types import InputError
 
 type Document = dict[str, Any]
@@ -76,8 +76,7 @@ def _asked(api: Any, method: str, body: Mapping[str, Any] | None = None) -> Mapp
     except BackendAPIError as e:
         if has_no_plugin(e):
             raise click.ClickException(
-                "the manager does not have the plugin, which keeps the policy: install "
-                "backend.ai-kvcache[manager] there and restart it"
+                f"the manager does not have the plugin, which keeps the policy: {INSTALL}"
             ) from e
         if e.status == HTTPStatus.CONFLICT:
             raise click.ClickException(

@@ -55,15 +55,15 @@ class SessionPlan:
         try:
             return _text(_PLAN.check(self.content))
         except t.DataError as e:
-            return _printable(f"plan: not understood: {e}")
+            return printable(f"plan: not understood: {e}")
 
 
 def _text(plan: Mapping[str, Any]) -> str:
     if plan["no_kv_cache_because"] is not None:
-        return _printable(f"no KV cache because {plan['no_kv_cache_because']}")
+        return printable(f"no KV cache because {plan['no_kv_cache_because']}")
     namespace = plan["namespace"] and plan["namespace"]["name"]
     head = [
-        (name, _printable(value))
+        (name, printable(value))
         for name, value in (
             ("engine", plan["engine"]),
             ("folder", plan["folder"]),
@@ -73,12 +73,12 @@ def _text(plan: Mapping[str, Any]) -> str:
         if value is not None
     ]
     decisions = [
-        tuple(map(_printable, (decision["what"], _value(decision["value"]), decision["why"])))
+        tuple(map(printable, (decision["what"], _value(decision["value"]), decision["why"])))
         for decision in plan["decisions"]
     ]
-    notes = [_printable(f"warning: {warning}") for warning in plan["warnings"]]
+    notes = [printable(f"warning: {warning}") for warning in plan["warnings"]]
     if plan["add_by_hand"] is not None:
-        notes.append(_printable(f"run by hand: {plan['add_by_hand']}"))
+        notes.append(printable(f"run by hand: {plan['add_by_hand']}"))
     parts = [
         table(head, text=(0, 1)) if head else "",
         table([("decided", "value", "why"), *decisions], text=(0, 1, 2)) if decisions else "",
@@ -91,6 +91,6 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without what could move a terminal's cursor or turn its text around."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import attrs
 import click
 
-from ..metrics.advice import advise
+from ..metrics.advice import Advice, advise
 from ..metrics.indicators import INDICATORS
-from .figures import figure_text
-from .manager import connection, get, has_no_plugin
+from .figures import cell_text, figure_text
+from .manager import INSTALL, connection, get, has_no_plugin
 from .session_plan import SessionPlan
 from .table import table
-from .types import Seconds
+from .watch import show, watch_option
 
 _PAGE_SIZE = 100
 
@@ -35,10 +35,7 @@ _KEYS = frozenset(indicator.key for indicator in INDICATORS)
 
 _IN_THE_SESSION = "in the session it is /home/config/kvcache/plan.json"
 
-_NO_PLUGIN = (
-    "since the manager does not have the plugin: install backend.ai-kvcache[manager] there and "
-    f"restart it; {_IN_THE_SESSION}"
-)
+_NO_PLUGIN = f"since the manager does not have the plugin: {INSTALL}; {_IN_THE_SESSION}"
 
 _NOT_TOLD = (
     "since no agent has told it; agents do so within a minute, for sessions that asked for KV "
@@ -64,8 +61,12 @@ class Status:
     """Of the plan, where it is known."""
 
     @property
-    def advice(self) -> tuple[str, ...]:
-        return tuple(advice.text for advice in advise(self.figures, self.age, self.host_bytes))
+    def advice(self) -> tuple[Advice, ...]:
+        return advise(self.figures, self.age, self.host_bytes)
+
+    @property
+    def advice_texts(self) -> tuple[str, ...]:
+        return tuple(advice.text for advice in self.advice)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,7 +74,7 @@ class Status:
             "name": self.name,
             "age_seconds": self.age,
             "figures": dict(self.figures),
-            "advice": list(self.advice),
+            "advice": [advice.to_json() for advice in self.advice],
         }
 
 
@@ -129,23 +130,22 @@ def _of_one(status: Status, plan: SessionPlan) -> str:
     ]
     parts = [f"{status.name} ({status.id})", plan.text()]
     if rows:
-        parts += [table(rows, text=(0, 2)), "\n".join(status.advice or ("nothing to say yet",))]
+        parts += [
+            table(rows, text=(0, 2)),
+            "\n".join(status.advice_texts or ("nothing to say yet",)),
+        ]
     return "\n\n".join(parts)
 
 
 def _of_all(statuses: Sequence[Status]) -> str:
     if not statuses:
         return "No running session has a KV cache that is measured."
-    units = {indicator.key: indicator.unit for indicator in INDICATORS}
     heads = ("session", *(key.removeprefix("kvcache_") for key in _COLUMNS), "advice")
     rows = [
         (
             status.name,
-            *(
-                figure_text(status.figures[key], units[key]) if key in status.figures else "-"
-                for key in _COLUMNS
-            ),
-            "; ".join(status.advice),
+            *(cell_text(status.figures, key) for key in _COLUMNS),
+            "; ".join(status.advice_texts),
         )
         for status in statuses
     ]
@@ -184,18 +184,12 @@ def _shown_one(session: str, as_json: bool) -> str:
 @click.command()
 @click.argument("session", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option("--watch", type=Seconds(), help="Shows it again and again.")
+@watch_option
 def status(session: str | None, as_json: bool, watch: float | None) -> None:
     """What the KV caches of running sessions do, and what to think of it.
 
     SESSION is an id or a name, and is shown with its plan: what was decided for it and why. Without
     one, all that you may see are listed.
     """
-    while True:
-        shown = _shown_all(as_json) if session is None else _shown_one(session, as_json)
-        if watch is not None and not as_json:
-            click.clear()
-        click.echo(shown)
-        if watch is None:
-            return
-        time.sleep(watch)
+    make = partial(_shown_all if session is None else partial(_shown_one, session), as_json)
+    show(make, watch, clear=not as_json)

@@ -54,3 +54,13 @@ class PolicyUnusableError(BackendAIError, web.HTTPConflict):
 
     def error_code(self) -> ErrorCode:
         return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.READ, ErrorDetail.INVALID_DATA_FORMAT)
+
+
+class NoSuchPageFileError(BackendAIError, web.HTTPNotFound):
+    """The WebUI's page has no such file, in this version at least."""
+
+    error_type = "https://api.backend.ai/probs/kvcache-no-such-page-file"
+    error_title = "The page has no such file in this version; load it anew."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.READ, ErrorDetail.NOT_FOUND)

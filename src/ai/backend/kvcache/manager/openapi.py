@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import __version__
+from ..metrics.advice import Weight
 from ..metrics.indicators import INDICATORS
 from ..policy.describe import DESCRIPTIONS
 from ..policy.policy import PROJECTS, RESOURCE_GROUPS
@@ -111,7 +112,16 @@ _SESSION: Schema = _object({
         "properties": {i.key: {"type": "number", "description": i.meaning} for i in INDICATORS},
         "additionalProperties": False,
     },
-    "advice": _list(_TEXT),
+    "advice": _said(
+        _list(
+            _object({
+                "key": _TEXT,
+                "weight": {"enum": [weight.name.lower() for weight in Weight]},
+                "text": _TEXT,
+            })
+        ),
+        "What to think of the figures. The weightiest is said alone.",
+    ),
     "plan": {
         "anyOf": [
             {"type": "null"},
@@ -182,7 +192,7 @@ _PROBLEMS: Mapping[str, str] = {
     "400": "Something in the request cannot be used; `msg` names it.",
     "401": "The request is not signed.",
     "403": "The user may not.",
-    "404": "There is no such session, or the user may not see it.",
+    "404": "There is no such thing, or the user may not see it.",
     "409": "The stored policy is another, or not usable.",
     "413": "The body is too large.",
     "503": "A part of the manager that is needed does not answer.",
@@ -300,6 +310,28 @@ PATHS: Mapping[str, Mapping[str, Schema]] = {
         "post": _operation(
             "What sessions of a model would get.", _ref("Plan"), 413, 503, body=_ASKED
         ),
+    },
+    "/ui": {
+        "get": _operation("Which files are the WebUI's page now.", _object({"version": _TEXT})),
+    },
+    "/ui/{version}/{name}": {
+        "get": {
+            "summary": "One of these files, such as page.js.",
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": _TEXT}
+                for name in ("version", "name")
+            ],
+            "responses": {
+                "200": {
+                    "description": "OK",
+                    "content": {
+                        kind: {"schema": {"type": "string"}}
+                        for kind in ("text/javascript", "text/css")
+                    },
+                },
+                **{code: {"$ref": f"#/components/responses/{code}"} for code in ("401", "404")},
+            },
+        },
     },
     "/openapi.json": {
         "get": _operation("This document.", {"type": "object"}),

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from .access import visible_session
 from .openapi import DOCUMENT
+from .page import get_page_file, get_page_version
 from .plan_routes import make_plan
 from .plans import plans_of
 from .policy_routes import get_policy, patch_policy, put_policy
@@ -50,5 +51,7 @@ ROUTES: Sequence[tuple[str, str, WebRequestHandler]] = (
     ("GET", "/folders", list_folders),
     ("GET", "/projects", list_projects),
     ("POST", "/plan", make_plan),
+    ("GET", "/ui", get_page_version),
+    ("GET", "/ui/{version}/{name}", get_page_file),
     ("GET", "/openapi.json", openapi),
 )

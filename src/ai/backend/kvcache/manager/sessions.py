@@ -146,6 +146,6 @@ def describe(
         "project": {"id": str(session.project_id), "name": session.project},
         "age_seconds": age,
         "figures": measured,
-        "advice": [advice.text for advice in advise(measured, age, host_bytes)],
+        "advice": [advice.to_json() for advice in advise(measured, age, host_bytes)],
         "plan": short,
     }

@@ -27,7 +27,7 @@ LONG_ENOUGH = 30 * 60.0
 
 
 class Weight(IntEnum):
-    """How much a sentence matters; only the weightiest are said."""
+    """How much a sentence matters; only the weightiest are said. Pages draw them by these names."""
 
     WORKS = 1
     USELESS = 2
@@ -39,8 +39,13 @@ class Weight(IntEnum):
 class Advice:
     """One sentence."""
 
+    key: str
+    """Which it is, for those who say it in another language."""
     weight: Weight
     text: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"key": self.key, "weight": self.weight.name.lower(), "text": self.text}
 
 
 type Figures = Mapping[str, float]
@@ -49,6 +54,7 @@ type Figures = Mapping[str, float]
 
 @attrs.frozen
 class _Rule:
+    key: str
     weight: Weight
     text: str
     """With figures in braces."""
@@ -61,33 +67,39 @@ def _is(figures: Figures, key: str, test: Callable[[float], bool]) -> bool:
 
 _RULES = (
     _Rule(
+        "unhealthy",
         Weight.BROKEN,
         "LMCache calls itself unhealthy: nothing is loaded or stored; the session's log says why",
         lambda f, _: _is(f, "kvcache_healthy", lambda v: v == 0),
     ),
     _Rule(
+        "failed-stores",
         Weight.BROKEN,
         "{kvcache_failed_stores:.0f} stores failed: the folder may be full or not writable",
         lambda f, _: _is(f, "kvcache_failed_stores", lambda v: v > 0),
     ),
     _Rule(
+        "failed-loads",
         Weight.BROKEN,
         "{kvcache_failed_loads:.0f} loads failed and were computed: look at the storage",
         lambda f, _: _is(f, "kvcache_failed_loads", lambda v: v > 0),
     ),
     _Rule(
+        "slower",
         Weight.HARMS,
         "loading took longer than computing would have ({kvcache_saved_seconds:.1f} s): use faster "
         "storage, or switch off",
         lambda f, _: _is(f, "kvcache_saved_seconds", lambda v: v < 0),
     ),
     _Rule(
+        "crowded-out",
         Weight.HARMS,
         "host memory had no room for {kvcache_crowded_out:.0f} blocks, which were computed: raise "
         "cpu-tier{larger_tier}",
         lambda f, _: _is(f, "kvcache_crowded_out", lambda v: v > 0),
     ),
     _Rule(
+        "engine-serves-all",
         Weight.USELESS,
         "engine memory serves {kvcache_engine_util:.0f} %: the folder adds nothing now",
         lambda f, _: (
@@ -96,6 +108,7 @@ _RULES = (
         ),
     ),
     _Rule(
+        "not-revisited",
         Weight.USELESS,
         "hit share {kvcache_util:.0f} % after half an hour: contexts are not revisited; switch off",
         lambda f, age: (
@@ -106,6 +119,7 @@ _RULES = (
         ),
     ),
     _Rule(
+        "works-with-full-pool",
         Weight.WORKS,
         "the pool is full and the folder serves {kvcache_util:.0f} %: working as meant",
         lambda f, _: (
@@ -114,6 +128,7 @@ _RULES = (
         ),
     ),
     _Rule(
+        "works",
         Weight.WORKS,
         "the folder serves {kvcache_util:.0f} % of prompts: working as meant",
         lambda f, _: (
@@ -122,6 +137,9 @@ _RULES = (
         ),
     ),
 )
+
+#: Of all sentences that there are.
+ADVICE_KEYS = frozenset(rule.key for rule in _RULES)
 
 
 def _larger(tier: int | None) -> str:
@@ -146,7 +164,7 @@ def advise(
     weightiest = max((rule.weight for rule in said), default=None)
     words = {**figures, "larger_tier": _larger(host_bytes)}
     return tuple(
-        Advice(rule.weight, rule.text.format_map(words))
+        Advice(rule.key, rule.weight, rule.text.format_map(words))
         for rule in said
         if rule.weight is weightiest
     )

@@ -1,0 +1,34 @@
+/* A project's KV folder, made through the manager as `backend.ai kvcache policy provision` does. */
+
+import { ApiError, createFolder, listFolders } from './api.js';
+
+// Of folders that are gone, or going; their names are free again.
+const GONE = ['delete-ongoing', 'delete-complete', 'delete-error'];
+
+const placeOf = (folder) =>
+  `${folder.host}/${folder.quota_scope_id}/${folder.id.replaceAll('-', '')}`;
+
+/**
+ * The place of the project's folder, which is made if there is none.
+ *
+ * @param {string} prefix what the names of such folders begin with
+ * @param {?string} host where it is made; null: the manager's default
+ */
+export async function provision(project, prefix, host) {
+  const name = `${prefix}-${project.slice(0, 8)}`;
+  const found = (await listFolders()).find(
+    (folder) => folder.group === project && folder.name === name && !GONE.includes(folder.status),
+  );
+  if (found === undefined) {
+    // Its members may look into it at most. What sessions keep is written through the agents.
+    const wanted = { name, host, group: project, usage_mode: 'general', permission: 'ro' };
+    return placeOf(await createFolder(wanted));
+  }
+  if (found.status !== 'ready') {
+    throw new ApiError(409, `${name}: ${found.status}`);
+  }
+  if (!['general', 'data'].includes(found.usage_mode)) {
+    throw new ApiError(409, `${name}: usage mode ${found.usage_mode}`);
+  }
+  return placeOf(found);
+}
