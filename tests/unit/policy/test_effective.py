@@ -75,9 +75,9 @@ def test_off_is_not_undone() -> None:
     assert one(document, "mode") == Effective("mode", "off", OF_GROUP)
 
 
-def test_auto_says_nothing() -> None:
+def test_auto_undoes_what_a_wider_level_says() -> None:
     document = {"transport": "gds", "projects": {PROJECT: {"transport": "auto"}}}
-    assert one(document, "transport") == Effective("transport", "gds", SITE)
+    assert one(document, "transport") == Effective("transport", "auto", OF_PROJECT)
 
 
 @pytest.mark.parametrize(("value", "text"), [(3, "3"), ("3", "3")])

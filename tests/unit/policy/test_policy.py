@@ -15,7 +15,7 @@ from ai.backend.kvcache.policy.policy import (
     policy_text,
     read_policy,
 )
-from ai.backend.kvcache.policy.settings import Mode
+from ai.backend.kvcache.policy.settings import Mode, Settings
 
 P1 = "2de2b969-1d04-48a6-af16-0bc8adb3c831"
 P2 = "6f0e6b1c-0000-4000-8000-000000000000"
@@ -34,6 +34,17 @@ class TestLevels:
         assert (found.cpu_tier_bytes, found.io_threads, found.concurrent_transfers) == (2**30, 2, 3)
         found = policy.settings_for("others", P2)
         assert (found.io_threads, found.concurrent_transfers) == (1, 1)
+
+    def test_auto_undoes_what_a_wider_level_says(self) -> None:
+        document: dict[str, Any] = {
+            "transport": "gds",
+            "connector": "lmcache-gds",
+            "cpu-tier": "40GiB",
+            "io-threads": 4,
+            "direct-io": True,
+        }
+        document["projects"] = {P1: dict.fromkeys(document, "auto")}
+        assert check_policy(document).settings_for(None, P1) == Settings()
 
     @pytest.mark.parametrize(
         ("site", "group", "project", "mode"),

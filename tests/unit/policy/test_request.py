@@ -62,6 +62,14 @@ class TestNarrowing:
         settings = Settings(cpu_tier_bytes=1, wish=Wish("lmcache-mp", Transport.POSIX))
         assert Request().narrow(settings) == settings
 
+    def test_auto_leaves_it_to_the_plugin(self) -> None:
+        settings = Settings(cpu_tier_bytes=1, wish=Wish("lmcache-mp", Transport.POSIX))
+        request = read_request({
+            "BACKENDAI_KVCACHE_TRANSPORT": "auto",
+            "BACKENDAI_KVCACHE_CPU": "auto",
+        })
+        assert request.narrow(settings) == Settings(wish=Wish("lmcache-mp", None))
+
     @pytest.mark.parametrize(
         ("allowed", "asked", "given"),
         [

@@ -10,7 +10,7 @@ import attrs
 from .describe import DESCRIPTIONS
 from .edit import SITE, Level
 from .policy import PROJECTS, RESOURCE_GROUPS
-from .settings import Mode, check_level
+from .settings import Mode
 
 
 @attrs.frozen
@@ -44,8 +44,7 @@ def effective_settings(
     }
     for level in levels:
         for name, value in level.said_in(document).items():
-            # A setting that is left to the plugin says nothing.
-            if check_level({name: value}) and not _is_off(effective[name]):
+            if not _is_off(effective[name]):
                 effective[name] = Effective(name, value_text(value), level)
     return tuple(effective.values())
 

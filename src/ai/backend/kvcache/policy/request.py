@@ -10,7 +10,7 @@ import trafaret as t
 
 from ..errors import PolicyError, SizeError
 from ..sizes import parse_size
-from .settings import AUTO, Settings, check_level, settings_of
+from .settings import AUTO, Settings, check_level
 
 #: Whether this session is to have KV cache.
 SWITCH = "BACKENDAI_KVCACHE"
@@ -64,12 +64,12 @@ class Request:
                 f"{SHARING} = {str(sharing)!r} shares contexts more widely than the "
                 f"administrator allows ({settings.sharing}); leave it out or choose a narrower one"
             )
-        wish = settings_of(self.fields).wish
+        transport = self.fields.get("transport", settings.wish.transport)
         return attrs.evolve(
             settings,
             sharing=sharing,
             cpu_tier_bytes=self.fields.get("cpu_tier_bytes", settings.cpu_tier_bytes),
-            wish=attrs.evolve(settings.wish, transport=wish.transport or settings.wish.transport),
+            wish=attrs.evolve(settings.wish, transport=transport),
             buffer_bytes=self.buffer_bytes,
         )
 

@@ -215,7 +215,7 @@ def _not_a_bool(value: Any) -> Any:
 
 _number = t.Any & _not_a_bool
 
-#: Where "auto" says the same as nothing.
+#: Where "auto" leaves the choice to the plugin, whatever wider levels say.
 _MAY_BE_AUTO = frozenset({"connector", "transport", "cpu-tier", "io-threads", "direct-io"})
 
 #: Name of a setting → (the field that it becomes, its check). Numbers may be written as text, as
@@ -251,15 +251,15 @@ def check_level(said: Mapping[str, Any]) -> Mapping[str, Any]:
         said: name of a setting → value.
 
     Returns:
-        Field → checked value, of those that were said.
+        Field → checked value, of those that were said. None: it is left to the plugin.
 
     Raises:
         trafaret.DataError: a name that is none, or a value out of its range; its ``error`` has the
             reason for each name.
     """
-    named = {k: v for k, v in said.items() if not (k in _MAY_BE_AUTO and v == AUTO)}
-    checked: Mapping[str, Any] = _level.check(named)
-    return checked
+    left = {name for name in _MAY_BE_AUTO if said.get(name) == AUTO}
+    checked: Mapping[str, Any] = _level.check({k: v for k, v in said.items() if k not in left})
+    return {**checked, **{SETTINGS[name][0]: None for name in left}}
 
 
 def settings_of(fields: Mapping[str, Any]) -> Settings:
