@@ -1,7 +1,7 @@
 /* The manager's routes, as the web server passes them on with the user's session. */
 
 export class ApiError extends Error {
-  /** @param {number} status of the answer; 0 where there was none */
+  /** @param {number} status of the answer; 0: it is not the manager that says no */
   constructor(status, message) {
     super(message);
     this.status = status;

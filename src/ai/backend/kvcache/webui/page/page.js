@@ -18,7 +18,7 @@ import { text } from './texts.js';
 
 const SESSIONS_SECONDS = 5;
 // To count what lies in a folder, a storage proxy may walk all of it.
-const FOLDERS_SECONDS = 60;
+const REST_SECONDS = 60;
 
 const FORBIDDEN = 403;
 const CONFLICT = 409;
@@ -84,7 +84,7 @@ class KVCachePage extends HTMLElement {
     const every = (time, work) =>
       this.#timers.push(setInterval(() => document.hidden || this.#ask(work), 1000 * time));
     every(SESSIONS_SECONDS, () => this.#readSessions());
-    every(FOLDERS_SECONDS, () => this.#readFolders());
+    every(REST_SECONDS, () => this.#read());
   }
 
   /** Does something that asks the manager, and shows what came of it. */
@@ -103,21 +103,17 @@ class KVCachePage extends HTMLElement {
   }
 
   async #read() {
-    this.policy = await getPolicy();
-    if (this.policy.problem === null) {
-      this.projects = await getProjects();
+    if (this.isBusy) {
+      return;
     }
+    this.policy = await getPolicy();
+    const isUsable = this.policy.problem === null;
+    this.projects = isUsable ? await getProjects() : [];
     this.#render();
     await this.#readSessions();
     this.#render();
-    await this.#readFolders();
-  }
-
-  async #readFolders() {
-    if (this.policy?.problem === null) {
-      const folders = await getFolders();
-      this.folders = new Map(folders.map((folder) => [folder.project.id, folder]));
-    }
+    const folders = isUsable ? await getFolders() : [];
+    this.folders = new Map(folders.map((folder) => [folder.project.id, folder]));
   }
 
   async #readSessions() {

@@ -25,10 +25,10 @@ export async function provision(project, prefix, host) {
     return placeOf(await createFolder(wanted));
   }
   if (found.status !== 'ready') {
-    throw new ApiError(409, `${name}: ${found.status}`);
+    throw new ApiError(0, `${name}: ${found.status}`);
   }
   if (!['general', 'data'].includes(found.usage_mode)) {
-    throw new ApiError(409, `${name}: usage mode ${found.usage_mode}`);
+    throw new ApiError(0, `${name}: usage mode ${found.usage_mode}`);
   }
   return placeOf(found);
 }
