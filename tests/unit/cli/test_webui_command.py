@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import ai.backend
 from ai.backend.kvcache.cli import kvcache
 
 STUB = Path(__file__).parents[3] / "src/ai/backend/kvcache/webui/kv-cache.js"
@@ -25,22 +26,24 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "kv-cache.js cannot be written: Not a directory" in result.output
 
 
-def test_no_web_server_here() -> None:
-    pytest.importorskip("ai.backend.client")
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of those of Backend.AI's packages: the real web server has 70 MB."""
+    packages = tmp_path / "ai/backend"
+    packages.mkdir(parents=True)
+    monkeypatch.setattr(ai.backend, "__path__", [str(packages)])
+    return packages
+
+
+def test_no_web_server_here(environment: Path) -> None:
     result = CliRunner().invoke(kvcache, ["webui", "install"])
     assert result.exit_code == 2
     assert "no web server is installed in this environment" in result.output
 
 
-def test_web_server_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder in the place of the real package, which is 70 MB of other files."""
-    (tmp_path / "ai/backend/web/static").mkdir(parents=True)
-    (tmp_path / "ai/backend/web/__init__.py").touch()
-    import ai.backend
-
-    monkeypatch.setattr(
-        ai.backend, "__path__", [*ai.backend.__path__, str(tmp_path / "ai/backend")]
-    )
+def test_web_server_of_the_environment(environment: Path) -> None:
+    (environment / "web/static").mkdir(parents=True)
+    (environment / "web/__init__.py").touch()
     result = CliRunner().invoke(kvcache, ["webui", "install"])
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "ai/backend/web/static/dist/plugins/kv-cache.js").exists()
+    assert (environment / "web/static/dist/plugins/kv-cache.js").exists()
