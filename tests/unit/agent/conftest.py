@@ -103,9 +103,13 @@ def make_kernel(scratch_root: Path, folders: tuple[Path, Path]) -> Callable[...,
             context=SimpleNamespace(
                 kernel_id=kernel_id,
                 kernel_config=kernel_config,
+                container_configs=[],
+                computer_docker_args={},
                 computers={"cuda": SimpleNamespace(devices=devices)},
             ),
-            resource_spec=SimpleNamespace(allocations={"cpu": {"cpu": {"0": Decimal(1)}}}),
+            resource_spec=SimpleNamespace(
+                allocations={"cpu": {"cpu": {"0": Decimal(1)}}}, mounts=[]
+            ),
             environ={"LOCAL_USER_ID": "-1", "USER_SECRET": "s3cr3t", **(environ or {})},
             config_dir=config_dir,
         )

@@ -73,7 +73,7 @@ class TestSessionWithKVCache:
         assert (kernel.source_path / "vllm.yaml").stat().st_mode & 0o777 == 0o644
 
     async def test_gpus_are_seen(self, plugin: KVCachePlugin, make_kernel: KernelMaker) -> None:
-        kernel = make_kernel()
+        kernel = make_kernel(environ={"BACKENDAI_KVCACHE_TRANSPORT": "gds"})
         kernel.resource_spec.allocations["cuda"] = {"cuda.device": {"0": Decimal(1)}}
         await kernel.create()
         # 2 x 131,072 tokens x 131,072 bytes x 1.05 = 33.6, in whole GiB
@@ -93,7 +93,7 @@ class TestSessionWithKVCache:
         }
 
     async def test_fraction_of_a_gpu(self, plugin: KVCachePlugin, make_kernel: KernelMaker) -> None:
-        kernel = make_kernel()
+        kernel = make_kernel(environ={"BACKENDAI_KVCACHE_TRANSPORT": "gds"})
         kernel.resource_spec.allocations["cuda"] = {"cuda.shares": {"0": Decimal("0.5")}}
         await kernel.create()
         assert plan_of(kernel)["budget"]["memory_bytes"] == 42_949_672_960

@@ -41,7 +41,7 @@ def container(root: Path) -> Iterator[int]:
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands in for the driver's own folder, which only a machine with one has."""
     folder = tmp_path / "driver"
-    monkeypatch.setattr(transport, "_DRIVER", folder)
+    monkeypatch.setattr(transport, "DRIVER", folder)
     return folder
 
 

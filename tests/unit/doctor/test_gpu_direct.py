@@ -5,12 +5,6 @@ from pathlib import Path
 import pytest
 
 from ai.backend.kvcache.doctor.check import Status, ok, skipped
-from ai.backend.kvcache.doctor.cufile import (
-    CufileError,
-    CufileSettings,
-    parse_cufile,
-    usual_file,
-)
 from ai.backend.kvcache.doctor.gpu import GpuFacts, judge_gpus
 from ai.backend.kvcache.doctor.gpu_direct import (
     judge_cufile,
@@ -21,6 +15,12 @@ from ai.backend.kvcache.doctor.gpu_direct import (
 )
 from ai.backend.kvcache.doctor.memlock import Memlock, judge_memlock, parse_limits, read_memlock
 from ai.backend.kvcache.doctor.rdma import Port, judge_ports, read_ports
+from ai.backend.kvcache.gds.cufile import (
+    CufileError,
+    CufileSettings,
+    parse_cufile,
+    usual_file,
+)
 
 #: As nvidia-smi prints it on a node with two kinds.
 LISTING = """\
@@ -115,11 +115,11 @@ class TestDriver:
         assert judge_devices(0, driver_is_loaded=False) == skipped("nvidia-fs is not loaded")
         assert judge_devices(0, driver_is_loaded=True).status is Status.WARNING
         assert judge_devices(16, driver_is_loaded=True) == ok(
-            "16 /dev/nvidia-fs*; containers need NVIDIA_GDS=enabled to get them"
+            "16 /dev/nvidia-fs*; sessions with GPUDirect Storage get them"
         )
 
     def test_udev(self) -> None:
-        assert judge_udev(True) == ok("/run/udev is there")
+        assert judge_udev(True) == ok("/run/udev/data is there")
         assert judge_udev(False).status is Status.WARNING
 
 

@@ -61,13 +61,27 @@ def change_kernel(captured: Captured, preparation: Preparation) -> None:
 
 
 def docker_arguments(preparation: Preparation) -> dict[str, Any]:
-    """What is merged into the container's configuration."""
+    """What is merged into the container's configuration: lists behind those of others."""
     host_config: dict[str, Any] = {}
     if preparation.shared_memory_bytes:
         host_config["ShmSize"] = preparation.shared_memory_bytes
     if preparation.memory_directories:
         # For whoever the session runs as. Without a mode, versions of runc differ.
         host_config["Tmpfs"] = {str(path): "mode=1777" for path in preparation.memory_directories}
+    if preparation.devices:
+        host_config["Devices"] = [
+            {
+                "PathOnHost": str(path),
+                "PathInContainer": str(path),
+                "CgroupPermissions": "rwm",
+            }
+            for path in preparation.devices
+        ]
+    if preparation.host_mounts:
+        host_config["Mounts"] = [
+            {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": True}
+            for path in preparation.host_mounts
+        ]
     return {"HostConfig": host_config} if host_config else {}
 
 

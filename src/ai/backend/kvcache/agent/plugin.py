@@ -45,6 +45,7 @@ from .. import __version__
 from ..engine.select import NAMES, adapter_named
 from ..engine.versions import Versions
 from ..errors import KVCacheError, PolicyError
+from ..gds.host import look_at_gds
 from ..plan.decide import Preparation, prepare, prepare_with_folder, without_kv_cache
 from ..plan.entitle import Entitlement, entitle, needs_project
 from ..plan.namespace import says_versions
@@ -55,8 +56,10 @@ from .apply import append_environment, change_kernel, docker_arguments, write_fi
 from .collector import Collector
 from .facts import gpus_of, gpus_of_environ, session_of
 from .image import find_versions
+from .occupied import without_occupied
 from .projects import Projects, connect_store
 from .publish import PlanPublisher
+from .settings_reader import SettingsReader
 from .storage import StorageProxies
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
@@ -83,11 +86,16 @@ class KVCachePlugin(AbstractComputePlugin):
     slot_types: Sequence[tuple[SlotName, SlotTypes]] = [(device.SLOT, SlotTypes.UNIFIED)]
     exclusive_slot_types: set[str] = set()  # noqa: RUF012 (declared so by the base class)
 
+    _root = Path("/")
+    """Where this host's files lie."""
+
     _policy: Policy
+    _told: Mapping[str, Any]
     _captures: bool
     _executor: ThreadPoolExecutor
     _collector: Collector
     _publisher: PlanPublisher
+    _settings_reader: SettingsReader
     _storage: StorageProxies
     _projects: Projects
 
@@ -104,6 +112,7 @@ class KVCachePlugin(AbstractComputePlugin):
         scratch_root = Path(self.local_config["container"]["scratch-root"])
         self._collector = Collector(scratch_root)
         self._publisher = PlanPublisher(scratch_root)
+        self._settings_reader = SettingsReader(lambda: self._told, self.update_plugin_config)
         self._storage = StorageProxies(partial(_connect_etcd, self.local_config))
         self._captures = capture.install()
         if not self._captures:
@@ -115,10 +124,12 @@ class KVCachePlugin(AbstractComputePlugin):
     async def cleanup(self) -> None:
         await self._collector.close()
         await self._publisher.close()
+        await self._settings_reader.close()
         await self._projects.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def update_plugin_config(self, plugin_config: Mapping[str, Any]) -> None:
+        self._told = plugin_config
         try:
             self._policy = parse_plugin_config(plugin_config)
         except PolicyError as e:
@@ -156,7 +167,9 @@ class KVCachePlugin(AbstractComputePlugin):
         captured = capture.current()
         preparation = None if captured is None else await self._prepare_captured(docker, captured)
         _preparation.set(preparation)
-        return docker_arguments(preparation) if preparation else {}
+        if captured is None or preparation is None:
+            return {}
+        return docker_arguments(await without_occupied(captured, preparation))
 
     async def generate_mounts(
         self, source_path: Path, device_alloc: DeviceAllocation
@@ -250,11 +263,14 @@ class KVCachePlugin(AbstractComputePlugin):
     async def _prepare(
         self, session: Session, entitlement: Entitlement, folder: Path | None
     ) -> Preparation:
-        if folder is None or entitlement.to_mount is None:
-            work = partial(prepare, session, entitlement.settings)
-        else:
-            scope = entitlement.to_mount.scope
-            work = partial(prepare_with_folder, session, entitlement.settings, folder, scope)
+        settings, to_mount = entitlement.settings, entitlement.to_mount
+
+        def work() -> Preparation:
+            here = attrs.evolve(session, gds=look_at_gds(self._root) if session.gpus else None)
+            if folder is None or to_mount is None:
+                return prepare(here, settings)
+            return prepare_with_folder(here, settings, folder, to_mount.scope)
+
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
@@ -288,6 +304,7 @@ class KVCachePlugin(AbstractComputePlugin):
         self, ctx: StatContext, container_ids: Sequence[str]
     ) -> Sequence[ContainerMeasurement]:
         try:
+            self._settings_reader.tick(ctx.agent.etcd)
             self._publisher.tick(ctx.agent, container_ids)
             return await self._collector.collect(ctx.agent.kernel_registry, container_ids)
         except Exception:

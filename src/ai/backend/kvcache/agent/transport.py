@@ -6,12 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ..engine.adapter import Transport
-
-#: There when NVIDIA's driver for GPUDirect Storage is loaded on this host.
-_DRIVER = Path("/proc/driver/nvidia-fs")
-
-#: The devices by which a process speaks to it, /dev/nvidia-fs0 and on.
-_DEVICES = "nvidia-fs*"
+from ..gds.host import DEVICE_NAMES, DRIVER
 
 
 class EffectiveTransport(IntEnum):
@@ -37,6 +32,6 @@ def effective_transport(planned: Transport, pid: int) -> EffectiveTransport:
         return EffectiveTransport.POSIX
     devices = Path(f"/proc/{pid}/root/dev")
     devices.stat()
-    if _DRIVER.exists() and any(devices.glob(_DEVICES)):
+    if DRIVER.exists() and any(devices.glob(DEVICE_NAMES)):
         return EffectiveTransport.GDS
     return EffectiveTransport.GDS_COMPATIBLE

@@ -10,15 +10,22 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..gds.cufile import CufileError, CufileSettings, parse_cufile, usual_file
+from ..gds.host import (
+    CORRECT,
+    DEVICE_NAMES,
+    DEVICES,
+    DO_NOT_FORCE,
+    DRIVER,
+    DRIVER_VERSION,
+    LOAD,
+    LOAD_ANEW,
+    UDEV,
+)
 from .check import Finding, failed, ok, skipped, warning
-from .cufile import CufileError, CufileSettings, parse_cufile, usual_file
 
 if TYPE_CHECKING:
     from .host import Host
-
-DRIVER = Path("/proc/driver/nvidia-fs")
-DEVICES = Path("/dev")
-UDEV = Path("/run/udev")
 
 _NO_GPU = skipped("this host has no GPU of NVIDIA's")
 
@@ -41,11 +48,7 @@ def judge_driver(version: str | None, modules: str) -> Finding:
         modules: of storage that know it, a line each.
     """
     if version is None:
-        return warning(
-            f"nvidia-fs is not loaded: {_SLOWER}",
-            "install NVIDIA's package nvidia-gds, then `modprobe nvidia-fs`; for local NVMe, "
-            "CUDA 12.8 and later do without it, with use_pci_p2pdma in cufile.json",
-        )
+        return warning(f"nvidia-fs is not loaded: {_SLOWER}", LOAD)
     parsed = parse_version(version)
     if parsed is None:
         return warning(
@@ -66,7 +69,7 @@ def _text_of(path: Path) -> str | None:
 def look_at_driver(host: Host) -> Finding:
     if not host.gpus().count:
         return _NO_GPU
-    return judge_driver(_text_of(DRIVER / "version"), _text_of(DRIVER / "modules") or "")
+    return judge_driver(_text_of(DRIVER_VERSION), _text_of(DRIVER / "modules") or "")
 
 
 def judge_devices(count: int, driver_is_loaded: bool) -> Finding:
@@ -75,31 +78,30 @@ def judge_devices(count: int, driver_is_loaded: bool) -> Finding:
         return skipped("nvidia-fs is not loaded")
     if not count:
         return warning(
-            f"nvidia-fs is loaded, and there is no /dev/nvidia-fs*: {_SLOWER}",
-            "load it anew: `modprobe -r nvidia-fs`, `modprobe nvidia-fs`",
+            f"nvidia-fs is loaded, and there is no /dev/nvidia-fs*: {_SLOWER}", LOAD_ANEW
         )
-    return ok(f"{count} /dev/nvidia-fs*; containers need NVIDIA_GDS=enabled to get them")
+    return ok(f"{count} /dev/nvidia-fs*; sessions with GPUDirect Storage get them")
 
 
 def look_at_devices(host: Host) -> Finding:
     if not host.gpus().count:
         return _NO_GPU
-    count = len(list(DEVICES.glob("nvidia-fs*")))
-    return judge_devices(count, (DRIVER / "version").exists())
+    count = len(list(DEVICES.glob(DEVICE_NAMES)))
+    return judge_devices(count, DRIVER_VERSION.exists())
 
 
 def judge_udev(is_there: bool) -> Finding:
     """Whether cuFile can learn what a disk is."""
     if not is_there:
         return warning(
-            f"there is no {UDEV}/data, by which cuFile knows local disks: {_SLOWER} on them",
+            f"there is no {UDEV}, by which cuFile knows local disks: {_SLOWER} on them",
             "start udev",
         )
     return ok(f"{UDEV} is there")
 
 
 def look_at_udev(host: Host) -> Finding:
-    return judge_udev((UDEV / "data").is_dir()) if host.gpus().count else _NO_GPU
+    return judge_udev(UDEV.is_dir()) if host.gpus().count else _NO_GPU
 
 
 def judge_cufile(path: Path, settings: CufileSettings, driver_is_loaded: bool) -> Finding:
@@ -111,7 +113,7 @@ def judge_cufile(path: Path, settings: CufileSettings, driver_is_loaded: bool) -
     ))
     direct = driver_is_loaded or settings.use_pci_p2pdma
     if settings.force_compat_mode:
-        return warning(f"{path} has force_compat_mode: {_SLOWER}", "set it to false in properties")
+        return warning(f"{path} has force_compat_mode: {_SLOWER}", DO_NOT_FORCE)
     if not settings.allow_compat_mode and not direct:
         return failed(
             f"{path} has allow_compat_mode false, and nvidia-fs is not loaded: cuFile reads and "
@@ -131,5 +133,5 @@ def look_at_cufile(host: Host) -> Finding:
     try:
         settings = parse_cufile(text)
     except CufileError as e:
-        return warning(f"{path} {e}", "correct it, or put NVIDIA's own in its place")
-    return judge_cufile(path, settings, (DRIVER / "version").exists())
+        return warning(f"{path} {e}", CORRECT)
+    return judge_cufile(path, settings, DRIVER_VERSION.exists())

@@ -10,7 +10,7 @@ import attrs
 
 from ..engine.adapter import EngineRequest, EngineSetup, Transport
 from ..engine.compatibility import refuse_incompatible, version_notes
-from ..engine.select import select
+from ..engine.versions import Versions
 from ..errors import DeclinedError, KVCacheError
 from ..folder.layout import namespace_directory
 from ..folder.prepare import prepare_namespace, prepare_scope
@@ -23,9 +23,10 @@ from .model import read_model
 from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Mount, Session
-from .start import change_start, parallel_of, read_start
+from .start import EngineStart, change_start, parallel_of, read_start
 from .suitability import hybrid_note, refuse_geometry
 from .tell import FILES_DIRECTORY, add_by_hand, tell
+from .transport import Choice, choices
 
 
 @attrs.frozen
@@ -45,6 +46,10 @@ class Preparation:
     """Of the container: in memory, empty when it starts, writable for everybody in it."""
     mount: Mount | None = None
     """A folder that the session has not got yet."""
+    devices: tuple[PurePosixPath, ...] = ()
+    """Of the host, for the container, under the same paths."""
+    host_mounts: tuple[PurePosixPath, ...] = ()
+    """Directories and files of the host, for the container to read, under the same paths."""
 
 
 def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str, ...]]:
@@ -86,12 +91,38 @@ def _keep_user_values(
     return ours, kept
 
 
+@attrs.frozen
+class _Asked:
+    """What a session asks for, whichever way it goes."""
+
+    session: Session
+    settings: Settings
+    folder: Mount
+    folder_why: str
+    start: EngineStart
+    versions: Versions
+
+
 def _decide(session: Session, settings: Settings) -> Preparation:
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
     versions = versions_of(session.image, start.program)
     device = None if session.gpus is None else session.gpus.device
-    adapter = select(start.program, device, versions, settings.wish)
+    asked = _Asked(session, settings, folder, folder_why, start, versions)
+    first, *others = choices(session, start.program, device, versions, settings.wish)
+    try:
+        return _decide_way(asked, first)
+    except DeclinedError as e:
+        if not others:
+            raise
+        why = f"not {first.adapter.name}: {e}"
+        return _decide_way(asked, attrs.evolve(others[0], warnings=(why, *others[0].warnings)))
+
+
+def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
+    session, settings = asked.session, asked.settings
+    folder, start, versions = asked.folder, asked.start, asked.versions
+    adapter = choice.adapter
     refuse_conflicts(session, start, adapter)
     model = read_model(session, start)
     refuse_geometry(model.geometry)
@@ -154,10 +185,11 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         add_by_hand=add_by_hand(session, start, changed, told),
         metrics=setup.metrics,
         decisions=(
-            Decision("folder", folder.name, folder_why),
+            Decision("folder", folder.name, asked.folder_why),
             Decision(
                 "engine", adapter.name, "GPUs allotted" if session.gpus else "no GPU allotted"
             ),
+            *choice.decisions,
             Decision("tensor_parallel", parallel.tensor, parallel_why),
             Decision(
                 "bytes_per_token",
@@ -181,6 +213,7 @@ def _decide(session: Session, settings: Settings) -> Preparation:
             *memory.host.notes,
             *shared_memory_notes,
             *setup.warnings,
+            *choice.warnings,
             *conflict_notes(start),
             *version_notes(adapter, versions),
         ),
@@ -193,6 +226,8 @@ def _decide(session: Session, settings: Settings) -> Preparation:
         start_command=None if changed is None or session.is_settled else changed.command,
         shared_memory_bytes=shared_memory,
         memory_directories=tuple(p for name, p in directories.items() if name in environment),
+        devices=choice.devices,
+        host_mounts=choice.host_mounts,
     )
 
 

@@ -10,6 +10,7 @@ import attrs
 
 from ..engine.versions import Versions
 from ..folder.entries import Owner
+from ..gds.host import GdsHost
 
 
 @attrs.frozen
@@ -81,6 +82,8 @@ class Session:
     user_id: str | None = None
     project_id: str | None = None
     resource_group: str | None = None
+    gds: GdsHost | None = None
+    """What this host has for GPUDirect Storage. None: nobody has looked."""
     is_inference: bool = False
     """Whether it serves a model to others, by its type."""
     is_settled: bool = False

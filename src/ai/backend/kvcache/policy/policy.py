@@ -24,8 +24,11 @@ from .settings import Mode, Settings, check_level, settings_of
 #: Below the plugin's own prefix in etcd.
 POLICY_KEY = "policy"
 
-#: The same as a whole path.
-ETCD_KEY = f"config/plugins/accelerator/kvcache/{POLICY_KEY}"
+#: What Backend.AI keeps for the plugin.
+ETCD_PREFIX = "config/plugins/accelerator/kvcache/"
+
+#: The policy among it.
+ETCD_KEY = f"{ETCD_PREFIX}{POLICY_KEY}"
 
 RESOURCE_GROUPS = "resource-groups"
 PROJECTS = "projects"

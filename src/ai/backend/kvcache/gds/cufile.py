@@ -14,10 +14,9 @@ import trafaret as t
 
 from ..errors import KVCacheError
 
-#: The environment names another file than the usual one. NVIDIA's container toolkit puts the
-#: usual one into containers.
+#: The environment names another file than the usual one. Containers get the usual one.
 _ENVIRONMENT = "CUFILE_ENV_PATH_JSON"
-_USUAL = Path("/etc/cufile.json")
+USUAL_FILE = Path("/etc/cufile.json")
 
 #: A text, or a comment of either kind, which JSON does not have and NVIDIA's own file does.
 _TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -49,7 +48,7 @@ _properties_iv = t.Dict({
 
 def usual_file() -> Path:
     """Where cuFile looks."""
-    return Path(os.environ.get(_ENVIRONMENT) or _USUAL)
+    return Path(os.environ.get(_ENVIRONMENT) or USUAL_FILE)
 
 
 def _without_comments(text: str) -> str:
