@@ -49,7 +49,7 @@ def test_any_pages_give_finite_figures_or_none(pages: list[str]) -> None:
             assert all(map(math.isfinite, figures.values())), figures
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e31", "1e999"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e31", "1e999", "-1"])
 def test_counter_that_does_not_count(value: str) -> None:
     """Left out, it would count everything since the engine's start when it is back."""
     with pytest.raises(ValueError, match="vllm:prompt_tokens_total does not count"):
@@ -59,6 +59,12 @@ def test_counter_that_does_not_count(value: str) -> None:
 def test_state_that_is_none_is_left_out() -> None:
     page = "vllm:kv_cache_usage_perc NaN\nvllm:num_preemptions_total 1\n"
     assert read_page(page).values == {"preemptions": 1}
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1"])
+def test_bucket_that_does_not_count(value: str) -> None:
+    with pytest.raises(ValueError, match="does not count"):
+        read_page(f'vllm:time_to_first_token_seconds_bucket{{le="1"}} {value}\n')
 
 
 @pytest.mark.parametrize("labels", ["", '{le="NaN"}', '{le="-Inf"}', '{le="x"}'])

@@ -128,6 +128,9 @@ _NAMES = frozenset(s.sample for q in QUANTITIES.values() for s in q.sources) | f
 #: What answers is the user's container, and may count as it likes: no engine counts more.
 _MOST = 1e30
 
+#: Nothing has been counted less often than never; NaN is neither.
+_LEAST: Mapping[Kind, float] = {Kind.COUNTER: 0, Kind.MEAN: -_MOST, Kind.LEAST: -_MOST}
+
 _TOGETHER: Mapping[Kind, Callable[[list[float]], float]] = {
     Kind.COUNTER: math.fsum,
     Kind.MEAN: lambda values: math.fsum(values) / len(values),
@@ -155,7 +158,7 @@ def _value(quantity: Quantity, samples: Mapping[str, Sequence[Sample]]) -> float
             for sample in samples.get(source.sample, ())
             if source.labels.items() <= sample.labels.items()
         ]
-        if values and all(abs(value) <= _MOST for value in values):
+        if values and all(_LEAST[quantity.kind] <= value <= _MOST for value in values):
             return _TOGETHER[quantity.kind](values)
         if values and quantity.kind is Kind.COUNTER:
             # Left out, it would seem to begin at zero the next time.
@@ -168,7 +171,7 @@ def _buckets(samples: Mapping[str, Sequence[Sample]]) -> dict[float, float]:
         buckets: dict[float, float] = {}
         for sample in samples.get(name, ()):
             bound = float(sample.labels.get("le", "nan"))
-            if not (abs(bound) <= _MOST or bound == math.inf) or not abs(sample.value) <= _MOST:
+            if not (abs(bound) <= _MOST or bound == math.inf) or not 0 <= sample.value <= _MOST:
                 raise ValueError(f"{name} does not count: {bound}, {sample.value}")
             buckets[bound] = buckets.get(bound, 0) + sample.value
         if buckets:
