@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,19 @@ settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 settings.load_profile("suite")
+
+#: Folder → whose tests run one after another. Both run at the same time where there are two to run
+#: them: one waits for a cluster most of the time, and the other computes.
+GROUPS: Mapping[str, str] = {"engine": "engines", "cluster": "cluster", "browser": "cluster"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        part = item.path.relative_to(Path(__file__).parent).parts[0]
+        if part in GROUPS:
+            item.add_marker(pytest.mark.xdist_group(GROUPS[part]))
+
 
 DATA = Path(__file__).parent / "data"
 
