@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from .command import run, succeeds
 from .console import SetupError, step
@@ -20,18 +21,21 @@ PACKAGES = (
     "redis-server",
 )
 
+#: What the browser's tests need: their browser, and letters for Korean.
+BROWSER = ("chromium", "fonts-nanum")
+
 #: RUNLEVEL keeps the packages' own services from being started: the cluster runs its own.
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
 
 
-def ensure() -> None:
+def ensure(packages: Sequence[str] = PACKAGES) -> None:
     """Installs the packages that are missing, and touches nothing if none is."""
     if shutil.which("dpkg-query") is None:
         raise SetupError(
             "This machine is not Debian (no dpkg-query). The cluster needs Debian 12 or later, "
-            f"with these packages: {' '.join(PACKAGES)}."
+            f"with these packages: {' '.join(packages)}."
         )
-    missing = [package for package in PACKAGES if not _installed(package)]
+    missing = [package for package in packages if not _installed(package)]
     if not missing:
         return
     require_root()

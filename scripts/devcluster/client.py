@@ -106,6 +106,7 @@ class Client:
         name: str,
         *,
         image: str = SMALL_IMAGE,
+        project: str = "default",
         mounts: Mapping[str, str | None],
         environ: Variables | None = None,
         resources: Mapping[str, str | int] | None = None,
@@ -121,6 +122,7 @@ class Client:
         session = self.api.ComputeSession.get_or_create(
             image,
             name=name,
+            group_name=project,
             no_reuse=True,
             mounts=list(mounts),
             mount_map={folder: path for folder, path in mounts.items() if path},
@@ -162,15 +164,22 @@ class Client:
         items = self.api.Admin.query(_SESSIONS_QUERY, {})["compute_session_list"]["items"]
         return [str(item["id"]) for item in items if item["status"] not in _ENDED]
 
-    def stop_session(self, session_id: str, timeout: float = 120) -> None:
-        if self.session(session_id)["status"] in _ENDED:
-            return
-        self.api.ComputeSession.from_session_id(UUID(session_id)).destroy(forced=True)
+    def _has_ended(self, session_id: str) -> bool:
+        return self.session(session_id)["status"] in _ENDED
+
+    def stop_sessions(self, session_ids: Sequence[str], timeout: float = 120) -> None:
+        """Ends them all at the same time, and waits for it."""
+        ending = [s for s in session_ids if not self._has_ended(s)]
+        for session_id in ending:
+            self.api.ComputeSession.from_session_id(UUID(session_id)).destroy(forced=True)
 
         def ended() -> bool | None:
-            return self.session(session_id)["status"] in _ENDED or None
+            return all(map(self._has_ended, ending)) or None
 
-        wait_until(f"The end of session {session_id}", ended, timeout)
+        wait_until(f"The end of {', '.join(ending)}", ended, timeout)
+
+    def stop_session(self, session_id: str) -> None:
+        self.stop_sessions([session_id])
 
     def ensure_service(self, name: str, **options: Any) -> str:
         """Creates a model service if there is none of that name; returns its id."""
@@ -210,14 +219,16 @@ class Client:
                 raise
             return {}
 
+    def service_sessions(self, service_id: str) -> list[str]:
+        """The running sessions of a service's replicas."""
+        routes = self._service(service_id).get("active_routes", ())
+        # A replica that failed stays listed beside the one that replaced it.
+        sessions = [str(route["session_id"]) for route in routes if route["session_id"]]
+        return [s for s in sessions if self.session(s)["status"] == "RUNNING"]
+
     def service_session(self, service_id: str) -> str | None:
         """The running session of a service's only replica; None while there is none."""
-        for route in self._service(service_id).get("active_routes", ()):
-            # A replica that failed stays listed beside the one that replaced it.
-            session_id = route["session_id"]
-            if session_id and self.session(session_id)["status"] == "RUNNING":
-                return str(session_id)
-        return None
+        return next(iter(self.service_sessions(service_id)), None)
 
     def service_url(self, service_id: str) -> str | None:
         """The public address without a slash at its end; None while there is none."""

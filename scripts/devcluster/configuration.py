@@ -32,6 +32,14 @@ CREDENTIALS: Mapping[str, tuple[str, str]] = {
     "other-user": ("AKIANATWOUSEREXAMPLE", "P7oxTDdzHbEpUSs5v7r7EWj9yKstp8VpZ7SEyA-g"),
 }
 
+#: What the same users type into the WebUI.
+LOGINS: Mapping[str, tuple[str, str]] = {
+    "admin": ("admin@lablup.com", "wJalrXUt"),
+    "domain-admin": ("domain-admin@lablup.com", "cWbsM_vB"),
+    "user": ("user@lablup.com", "C8qnIo29"),
+    "other-user": ("user2@lablup.com", "P7oxTDdz"),
+}
+
 
 def write() -> None:
     """Writes everything anew: the same input gives the same files."""

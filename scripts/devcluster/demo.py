@@ -23,6 +23,7 @@ from .paths import digest_of
 from .tinytext import long_prompt
 
 KV_FOLDER = "quickstart-kv"
+MOUNTS: Mapping[str, str] = {KV_FOLDER: "/kvcache"}
 MODEL_NAME = "quickstart"
 
 PROMPT_TOKENS = 3000
@@ -130,17 +131,25 @@ def ensure_model(client: Client, name: str, model: Path, definition: str) -> Non
 
 
 def create_service(
-    client: Client, name: str, image: str, resources: Mapping[str, Any] = RESOURCES
+    client: Client,
+    name: str,
+    image: str,
+    resources: Mapping[str, Any] = RESOURCES,
+    folders: Mapping[str, str] = MOUNTS,
 ) -> str:
-    """A service of the model folder of the same name, with the KV folder."""
+    """A service of the model folder of the same name.
+
+    Args:
+        folders: name → where it is mounted besides; the KV folder where nothing else is said.
+    """
     service = client.ensure_service(
         name,
         image=f"local/{image}",
         model_id_or_name=name,
         model_mount_destination="/models",
         model_definition_path="model-definition.yaml",
-        extra_mounts=[KV_FOLDER],
-        extra_mount_map={KV_FOLDER: "/kvcache"},
+        extra_mounts=list(folders),
+        extra_mount_map=dict(folders),
         resources=dict(resources),
         resource_opts={},
         runtime_variant="custom",

@@ -18,13 +18,18 @@ def put(key: str, value: str) -> None:
     _etcdctl("put", f"{_PREFIX}/{key}", value)
 
 
+def get(key: str) -> str | None:
+    """None: there is no such key."""
+    return _etcdctl("get", "--print-value-only", f"{_PREFIX}/{key}").removesuffix("\n") or None
+
+
 def delete(key: str) -> None:
     _etcdctl("del", f"{_PREFIX}/{key}")
 
 
-def _etcdctl(*arguments: str) -> None:
+def _etcdctl(*arguments: str) -> str:
     endpoint = f"--endpoints={HOST}:{PORTS['etcd']}"
-    run(["etcdctl", endpoint, *arguments], env={"ETCDCTL_API": "3"})
+    return run(["etcdctl", endpoint, *arguments], env={"ETCDCTL_API": "3"})
 
 
 def _keys() -> dict[str, str]:

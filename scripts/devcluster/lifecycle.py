@@ -10,7 +10,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from . import apt, configuration, database, docker, environments, etcd, images, process, services
+from . import (
+    apt,
+    configuration,
+    database,
+    docker,
+    environments,
+    etcd,
+    images,
+    process,
+    services,
+    webgateway,
+    webserver,
+)
 from .console import SetupError, say, step
 from .paths import CLONE, STATE
 from .probes import port_taken
@@ -54,8 +66,16 @@ def up() -> None:
     images.register()
 
 
+def web() -> None:
+    """Adds the WebUI to a cluster that is up."""
+    webgateway.prepare()
+    webserver.prepare()
+    for group in services.web():
+        _start(group)
+
+
 def down() -> None:
-    """Stops everything that `up` started, sessions' containers included, and checks that."""
+    """Stops everything that was started, sessions' containers included, and checks that."""
     apt.require_root()
     _retire_sessions()
     known = {service.name: service for service in services.everything()}

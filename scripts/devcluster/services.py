@@ -7,11 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
-from . import database, docker, environments, nudge, probes
+from . import database, docker, environments, nudge, probes, webgateway
 from .command import Argv
 from .console import SetupError
 from .process import Service
-from .settings import AGENT_ID, CONFIG, CPU_OVERCOMMIT, DATA, HOST, PORTS, VENV
+from .settings import AGENT_ID, CONFIG, CPU_OVERCOMMIT, DATA, HOST, PORTS, VENV, manager_url
 
 
 def dockerd() -> Service:
@@ -31,9 +31,15 @@ def daemons() -> list[list[Service]]:
     ]
 
 
+def web() -> list[list[Service]]:
+    """The WebUI, in groups as the daemons: only who asks for it gets it."""
+    return [[_gateway()], [_web_server()]]
+
+
 def everything() -> list[Service]:
     """All services in the order of their start."""
-    return [dockerd(), *stores(), *(service for group in daemons() for service in group)]
+    groups = [*daemons(), *web()]
+    return [dockerd(), *stores(), *(service for group in groups for service in group)]
 
 
 def _program(name: str) -> str:
@@ -133,6 +139,20 @@ def _coordinator() -> Service:
 def _worker() -> Service:
     command, config = "app-proxy-worker", "app-proxy-worker.toml"
     return _backendai("worker", command, environments.appproxy(), config, "worker")
+
+
+def _gateway() -> Service:
+    supergraph, port = webgateway.SUPERGRAPH, PORTS["gateway"]
+    return Service(
+        "gateway",
+        ["node", webgateway.FOLDER / "serve.mjs", supergraph, manager_url(), HOST, str(port)],
+        probes.http_answers(port),
+        port=port,
+    )
+
+
+def _web_server() -> Service:
+    return _backendai("web-server", "web", VENV, "web-server.conf", "web")
 
 
 def _backendai(

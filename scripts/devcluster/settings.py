@@ -19,6 +19,8 @@ RUN = STATE / "run"
 IPC = STATE / "ipc"
 VENV = STATE / "venv"
 VOLUME = DATA / "volume1"
+#: What the web server serves: the WebUI, and the pages that plugins add to it.
+WEB_STATIC = STATE / "web"
 
 HOST = "127.0.0.1"
 
@@ -40,6 +42,8 @@ PORTS: Mapping[str, int] = {
     "agent_metadata": 18224,
     "coordinator": 18231,
     "worker": 18232,
+    "gateway": 18261,
+    "web": 18262,
     "manager_monitor": 18241,
     "manager_monitor_web": 18242,
     "agent_monitor": 18243,
@@ -76,6 +80,10 @@ def manager_url() -> str:
     return f"http://{HOST}:{PORTS['manager']}"
 
 
+def web_url() -> str:
+    return f"http://{HOST}:{PORTS['web']}"
+
+
 def values() -> dict[str, str]:
     """What the placeholders in the configuration templates stand for."""
     return {
@@ -86,6 +94,7 @@ def values() -> dict[str, str]:
         "ipc": str(IPC),
         "state": str(STATE),
         "volume": str(VOLUME),
+        "web_static": str(WEB_STATIC),
         "cache": str(CACHE),
         "agent_id": AGENT_ID,
         "db_user": DB_USER,

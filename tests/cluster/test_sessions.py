@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ from .conftest import Folders, RunningSession, SessionStarter, running
 
 #: Whatever the plugin ever sets.
 OURS = ("LMCACHE_", "BACKENDAI_KVCACHE_", "PYTHONHASHSEED", "VLLM_")
+
+#: Of GPUDirect Storage, on the host and in its containers.
+DEVICE, CUFILE = Path("/dev/nvidia-fs0"), Path("/etc/cufile.json")
 
 
 class TestFolder:
@@ -85,6 +90,44 @@ class TestGpus:
         why = {d["what"]: d["why"] for d in session.plan()["decisions"]}
         assert why["LMCACHE_CHUNK_SIZE"] == "set by the user"
         assert why["buffer"] == "set by the user in LMCACHE_CUFILE_BUFFER_SIZE"
+
+
+@pytest.fixture
+def direct_host() -> Iterator[None]:
+    """A host whose NVMe is read without nvidia-fs, and a device of that driver's name besides.
+
+    Without GPUs nothing opens them: what is seen is that they reach the container.
+    """
+    made = [path for path in (DEVICE, CUFILE) if not path.exists()]
+    try:
+        if DEVICE in made:
+            os.mknod(DEVICE, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        if CUFILE in made:
+            CUFILE.write_text('{"properties": {"use_pci_p2pdma": true}}')
+        yield
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+
+
+class TestGpuDirectStorage:
+    def test_container_has_what_it_needs(
+        self, direct_host: None, start: SessionStarter, folders: Folders
+    ) -> None:
+        session = start(folders.mounts, resources={"cuda.device": 8})
+        assert session.plan()["engine"] == "lmcache-gds"
+        devices = session.inspect()["HostConfig"]["Devices"]
+        assert [d for d in devices if d["PathOnHost"] == str(DEVICE)] == [
+            {
+                "PathOnHost": str(DEVICE),
+                "PathInContainer": str(DEVICE),
+                "CgroupPermissions": "rwm",
+            }
+        ]
+        assert "character special" in session.run("stat", "--format", "%F", str(DEVICE))
+        assert session.read(str(CUFILE)) == CUFILE.read_text()
+        (mount,) = [m for m in session.inspect()["Mounts"] if m["Destination"] == str(CUFILE)]
+        assert mount["RW"] is False
 
 
 class TestSlot:

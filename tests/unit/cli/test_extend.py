@@ -16,7 +16,7 @@ from ai.backend.kvcache.cli.extend import CARRIERS, Options, add_session_flags, 
 from ai.backend.kvcache.cli.session_flags import FLAGS
 
 if TYPE_CHECKING:
-    from tests.unit.cli.conftest import Endpoint
+    from unit.cli.conftest import Endpoint
 
 MODEL_ID = "d6ba721f-5964-455f-9835-e20787a84e19"
 FOLDER_ID = "586b7d5a-2983-4eb3-b94e-47eb8a151564"

@@ -21,7 +21,7 @@ from ai.backend.kvcache.manager.policy_store import StoredPolicy
 from ai.backend.kvcache.policy.policy import check_policy, policy_text
 
 if TYPE_CHECKING:
-    from tests.unit.cli.conftest import Answer, Endpoint
+    from unit.cli.conftest import Answer, Endpoint
 
 CHAT = "2de2b969-1d04-48a6-af16-0bc8adb3c831"
 CODE = "8078b06d-0e45-4e1e-b51b-54fdc638642f"

@@ -13,7 +13,7 @@ from ai.backend.kvcache.cli import kvcache
 from ai.backend.kvcache.metrics.advice import advise
 
 if TYPE_CHECKING:
-    from tests.unit.cli.conftest import Answer, Endpoint
+    from unit.cli.conftest import Answer, Endpoint
 
 PATH = ("GET", "/kvcache/sessions")
 

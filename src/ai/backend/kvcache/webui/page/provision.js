@@ -1,6 +1,7 @@
 /* A project's KV folder, made through the manager as `backend.ai kvcache policy provision` does. */
 
 import { ApiError, createFolder, listFolders } from './api.js';
+import { text } from './texts.js';
 
 // Of folders that are gone, or going; their names are free again.
 const GONE = ['delete-ongoing', 'delete-complete', 'delete-error'];
@@ -24,11 +25,11 @@ export async function provision(project, prefix, host) {
     const wanted = { name, host, group: project, usage_mode: 'general', permission: 'ro' };
     return placeOf(await createFolder(wanted));
   }
-  if (found.status !== 'ready') {
-    throw new ApiError(0, `${name}: ${found.status}`);
+  if (found.status === 'delete-pending') {
+    throw new ApiError(0, text('inTheTrash', { name }));
   }
   if (!['general', 'data'].includes(found.usage_mode)) {
-    throw new ApiError(0, `${name}: usage mode ${found.usage_mode}`);
+    throw new ApiError(0, text('ofOtherKind', { name, kind: found.usage_mode }));
   }
   return placeOf(found);
 }

@@ -37,6 +37,9 @@ const EN = {
   noFolder: 'none yet',
   makeFolder: 'Make one',
   making: 'Making it …',
+  inTheTrash: '{name} is in the trash; restore it, or delete it for good and try again',
+  ofOtherKind:
+    '{name} is a folder of usage mode {kind}, and a KV folder is a general or data one; rename it, or choose another folder-name',
   usage: '{used} of {cap}, {files} files',
   usageWithoutCap: '{used}, {files} files',
   usageUnknown: 'usage is not known',
@@ -131,6 +134,9 @@ const KO = {
   noFolder: '없음',
   makeFolder: '만들기',
   making: '만드는 중 …',
+  inTheTrash: '{name} 폴더가 휴지통에 있습니다. 복원하거나 완전히 삭제한 뒤 다시 시도하세요',
+  ofOtherKind:
+    '{name} 폴더의 사용 목적은 {kind}이지만 KV 폴더는 general 또는 data여야 합니다. 이름을 바꾸거나 다른 folder-name을 지정하세요',
   usage: '{cap} 중 {used}, 파일 {files}개',
   usageWithoutCap: '{used}, 파일 {files}개',
   usageUnknown: '사용량을 알 수 없음',
