@@ -199,7 +199,7 @@ def remove_kv_folder(project: str) -> None:
         for folder in admin.api.VFolder.list():
             if folder["name"] == folder_name("kv-cache", project):
                 if folder["status"] == "ready":
-                    admin.api.VFolder(folder["name"]).delete()
+                    admin.api.VFolder.delete_by_id(UUID(folder["id"]).hex)
                 admin.api.VFolder(folder["name"], UUID(folder["id"])).delete_trash()
 
 

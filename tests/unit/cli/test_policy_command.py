@@ -425,6 +425,14 @@ class TestProvision:
         assert "has kv-cache-2de2b969" in done("provision", "chat")
         assert manager.document == {"projects": {CHAT: {"folder": self.PLACE}}}
 
+    def test_one_in_the_trash_of_the_same_name(self, manager: Manager) -> None:
+        manager.folders = [
+            folder(self.NAME, CHAT, status="delete-pending", id="f" * 32),
+            folder(self.NAME, CHAT),
+        ]
+        assert f"has {self.NAME}" in done("provision", "chat")
+        assert manager.document == {"projects": {CHAT: {"folder": self.PLACE}}}
+
     def test_folder_that_is_named_and_called_otherwise(self, manager: Manager) -> None:
         manager.folders = [folder("renamed", CHAT)]
         manager.policy = json.dumps({"projects": {CHAT: {"folder": self.PLACE}}})

@@ -126,7 +126,9 @@ def look(
     named = policy.projects.get(project.id, {}).get("folder")
     name = folder_name(settings.folder_name, project.id)
     found = next((f for f in own if f.place == str(named)), None)
-    found = found or next((f for f in own if f.name == name), None)
+    # One in the trash may have the same name.
+    by_name = sorted((f for f in own if f.name == name), key=lambda f: f.status == _IN_THE_TRASH)
+    found = found or next(iter(by_name), None)
     if found is None:
         wanted = host or (str(settings.storage_host) if settings.storage_host else None)
         return ToMake(project, name, wanted)

@@ -5,6 +5,7 @@ import { text } from './texts.js';
 
 // Of folders that are gone, or going; their names are free again.
 const GONE = ['delete-ongoing', 'delete-complete', 'delete-error'];
+const IN_THE_TRASH = 'delete-pending';
 
 const placeOf = (folder) =>
   `${folder.host}/${folder.quota_scope_id}/${folder.id.replaceAll('-', '')}`;
@@ -17,15 +18,17 @@ const placeOf = (folder) =>
  */
 export async function provision(project, prefix, host) {
   const name = `${prefix}-${project.slice(0, 8)}`;
-  const found = (await listFolders()).find(
+  const named = (await listFolders()).filter(
     (folder) => folder.group === project && folder.name === name && !GONE.includes(folder.status),
   );
+  // One in the trash may have the same name.
+  const found = named.find((folder) => folder.status !== IN_THE_TRASH) ?? named[0];
   if (found === undefined) {
     // Its members may look into it at most. What sessions keep is written through the agents.
     const wanted = { name, host, group: project, usage_mode: 'general', permission: 'ro' };
     return placeOf(await createFolder(wanted));
   }
-  if (found.status === 'delete-pending') {
+  if (found.status === IN_THE_TRASH) {
     throw new ApiError(0, text('inTheTrash', { name }));
   }
   if (!['general', 'data'].includes(found.usage_mode)) {
