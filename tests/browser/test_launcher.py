@@ -57,7 +57,8 @@ def test_controls_of_a_revision(
     runtime_parameters(page, deployment)
     page.get_by_role("button", name="Kv Cache").click()
     for label in LABELS:
-        expect(page.get_by_text(label, exact=True).first).to_be_visible()
+        shown = page.get_by_role("dialog").get_by_text(label).filter(visible=True)
+        expect(shown.first).to_be_visible()
     page.locator("[data-bai-field-id=runtimeParams_BACKENDAI_KVCACHE]").check()
     page.locator("[data-bai-field-id=runtimeParams_BACKENDAI_KVCACHE_BUFFER]").fill("24GiB")
     shoot(page, "controls")
