@@ -144,8 +144,7 @@ def session_starter(client: Client) -> Iterator[SessionStarter]:
         return running(client, session_id)
 
     yield start_session
-    for session_id in started:
-        client.stop_session(session_id)
+    client.stop_sessions(started)
 
 
 def running(client: Client, session_id: str) -> RunningSession:
@@ -174,11 +173,15 @@ def _make_model(image: str, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def result(
-    client: Client, image: str, prompt: str, tmp_path_factory: pytest.TempPathFactory
-) -> demo.Result:
+def tiny_model(image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that an engine can serve."""
+    return _make_model(image, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def result(client: Client, image: str, prompt: str, tiny_model: Path) -> demo.Result:
     """The quick start, with a model of its own. Its service goes on running."""
-    return demo.show(client, image, _make_model(image, tmp_path_factory.mktemp("model")), prompt)
+    return demo.show(client, image, tiny_model, prompt)
 
 
 @attrs.frozen

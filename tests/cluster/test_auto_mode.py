@@ -3,74 +3,82 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import socket
+import socketserver
 import time
+import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import attrs
 import pytest
+from ai.backend.client.exceptions import BackendAPIError
 
 from ai.backend.kvcache.agent.storage import FAILURE_SECONDS
+from ai.backend.kvcache.cli.provision import folder_name
 from ai.backend.kvcache.policy.policy import ETCD_KEY
-from devcluster import command, etcd, lifecycle, process, settings
-from devcluster.client import Client, connect, model_definition, wait_until
+from devcluster import command, database, demo, etcd, lifecycle, process, settings
+from devcluster.client import SMALL_IMAGE, Client, connect, model_definition, wait_until
+from devcluster.tinytext import long_prompt
 
 from .conftest import RunningSession, SessionStarter, running, session_starter
+from .projects import Project, ProjectFolder, backend_ai, find_project, make_project, policy
 
 #: What the user asks, where sessions have to ask.
 ASKS = {"BACKENDAI_KVCACHE": "auto"}
 
+#: Its id. "other-user" is a member of the default project alone.
+USER = "dfa9da54-4b28-432f-be29-c0d680c7a412"
 
-@attrs.frozen
-class ProjectFolder:
-    """A folder of the project's own."""
+#: The project of which "user" is a member as well. It stays, since its sessions are remembered.
+OWN_PROJECT = "kvcache-own"
 
-    project: str
-    host: str
-    vfid: str
+STORAGE_PROXY = (settings.HOST, settings.PORTS["storage_manager"])
 
-    @property
-    def place(self) -> str:
-        return f"{self.host}/{self.vfid}"
-
-    @property
-    def path(self) -> Path:
-        """On this machine."""
-        scope, _, folder = self.vfid.partition(":")[2].partition("/")
-        return settings.VOLUME / scope.replace("-", "") / folder[:2] / folder[2:4] / folder[4:]
-
-    @property
-    def scope(self) -> str:
-        return f"project-{self.project}"
-
-    def policy(self, **site: Any) -> dict[str, Any]:
-        return {**site, "projects": {self.project: {"folder": self.place}}}
+#: Clients look after their connections every 5 s, wait for 3 s, and for an answer 5 s more.
+ETCD_PAUSE_SECONDS = 20.0
 
 
 @contextmanager
-def new_project_folder() -> Iterator[ProjectFolder]:
+def new_folder(project_name: str = "default") -> Iterator[ProjectFolder]:
+    """One that no agent has asked for yet."""
     name = f"kv-{uuid.uuid4().hex[:8]}"
+    project = find_project(project_name)
+    assert project is not None
     # Of several clients that are open, the last one's keys count, so this one does not stay open.
     with connect("admin") as admin:
-        groups = admin.api.Admin.query("query { groups { id name } }", {})["groups"]
-        (project,) = (group["id"] for group in groups if group["name"] == "default")
-        made = admin.api.VFolder.create(name, group=project, usage_mode="general")
-    folder_id = made["id"].replace("-", "")
-    yield ProjectFolder(project, made["host"], f"{made['quota_scope_id']}/{folder_id}")
+        made = admin.api.VFolder.create(name, group=project.id, usage_mode="general")
+    place = f"{made['host']}/{made['quota_scope_id']}/{made['id'].replace('-', '')}"
+    yield ProjectFolder(project.id, place)
     with connect("admin") as admin:
         admin.api.VFolder(name).delete()
 
 
 @pytest.fixture
 def folder() -> Iterator[ProjectFolder]:
-    with new_project_folder() as folder:
+    with new_folder() as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def own_project() -> Project:
+    return find_project(OWN_PROJECT) or make_project(OWN_PROJECT, USER)
+
+
+@pytest.fixture(scope="module")
+def own_folder(own_project: Project) -> ProjectFolder:
+    """The folder of OWN_PROJECT, as an administrator makes it."""
+    policy("provision", OWN_PROJECT)
+    return ProjectFolder(own_project.id, own_project.said()["folder"])
 
 
 type PolicySetter = Callable[[Any], None]
@@ -146,23 +154,33 @@ print(json.dumps({
 """
 
 
+def assert_sees_nothing_else(session: RunningSession, folder: Path, hidden: str) -> None:
+    """It looks around for a way into a folder, and for files of that name."""
+    found = json.loads(session.run("python3", "-c", LOOK_AROUND, str(folder), hidden))
+    assert found["folder"] == [".kvcache", "ns"]
+    # ".." of a mount is the container's own directory above it, and so are links to there.
+    assert found["above"] == found["up"] == found["scopes"] == found["root"]
+    assert "kvcache" in found["root"]
+    assert "scopes" not in found["root"]
+    assert found["host"] == "FileNotFoundError"
+    assert found["volumes"] == ["/kvcache"]
+    assert found["remount"] is True
+    assert found["disk"] == "PermissionError"
+    assert found["hidden"] == []
+
+
 class TestSessionThatAsks:
     """In explicit mode, where no other session gets a folder."""
 
-    @pytest.fixture
-    def session(
+    def test_gets_its_projects_part_of_the_folder_and_sees_nothing_else(
         self,
         folder: ProjectFolder,
         set_policy: PolicySetter,
         start: SessionStarter,
         model: dict[str, str | None],
-    ) -> RunningSession:
-        set_policy(folder.policy())
-        return start(model, environ=ASKS)
-
-    def test_gets_its_projects_part_of_the_folder_and_sees_nothing_else(
-        self, session: RunningSession, folder: ProjectFolder
     ) -> None:
+        set_policy(folder.policy())
+        session = start(model, environ=ASKS)
         scope = folder.path / "scopes" / folder.scope
         assert kv_mounts(session) == {"/kvcache": (str(scope), True)}
         plan = session.plan()
@@ -176,111 +194,216 @@ class TestSessionThatAsks:
         for place in ("", "scopes", "scopes/project-of-others", "scopes/user-of-others/ns"):
             (folder.path / place).mkdir(parents=True, exist_ok=True)
             (folder.path / place / hidden).touch()
-        found = json.loads(session.run("python3", "-c", LOOK_AROUND, str(folder.path), hidden))
-        assert found["folder"] == [".kvcache", "ns"]
-        # ".." of a mount is the container's own directory above it, and so are links to there.
-        assert found["above"] == found["up"] == found["scopes"] == found["root"]
-        assert "kvcache" in found["root"]
-        assert "scopes" not in found["root"]
-        assert found["host"] == "FileNotFoundError"
-        assert found["volumes"] == ["/kvcache"]
-        assert found["remount"] is True
-        assert found["disk"] == "PermissionError"
-        assert found["hidden"] == []
+        assert_sees_nothing_else(session, folder.path, hidden)
 
     def test_the_others_are_left_alone(
-        self, session: RunningSession, start: SessionStarter, model: dict[str, str | None]
-    ) -> None:
-        other = start(model)
-        assert kv_mounts(other) == {}
-        assert "kvcache" not in other.run("ls", "/home/config", "/")
-
-
-class TestUsers:
-    def test_do_not_see_each_others_part(
         self,
         folder: ProjectFolder,
         set_policy: PolicySetter,
         start: SessionStarter,
         model: dict[str, str | None],
+    ) -> None:
+        set_policy(folder.policy())
+        other = start(model)
+        assert kv_mounts(other) == {}
+        assert "kvcache" not in other.run("ls", "/home/config", "/")
+
+
+#: Run in a session, as the container's root. It puts links to another folder in its own.
+LINK_AWAY = """
+import pathlib, shutil, sys
+for name in (".kvcache", "ns"):
+    shutil.rmtree(f"/kvcache/{name}")
+    pathlib.Path("/kvcache", name).symlink_to(pathlib.Path(sys.argv[1], name))
+"""
+
+
+def tree(directory: Path) -> dict[str, tuple[int, int, int]]:
+    """Everything in it, with what would change where anybody writes."""
+    found = {str(path): path.lstat() for path in (directory, *directory.rglob("*"))}
+    return {name: (s.st_mode, s.st_uid, s.st_mtime_ns) for name, s in found.items()}
+
+
+@contextmanager
+def hidden_files(*directories: Path) -> Iterator[str]:
+    """Files of a name that is nowhere else."""
+    hidden = f"hidden-{uuid.uuid4().hex}"
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / hidden).touch()
+    yield hidden
+    for directory in directories:
+        (directory / hidden).unlink()
+
+
+class TestOtherUser:
+    """Of the same project, and no member of another one, which has a folder too."""
+
+    def test_reaches_neither_anothers_part_nor_another_projects_folder(
+        self,
+        folder: ProjectFolder,
+        own_folder: ProjectFolder,
+        set_policy: PolicySetter,
+        start: SessionStarter,
+        model: dict[str, str | None],
         model_folder: tuple[str, Path],
     ) -> None:
-        set_policy(folder.policy(sharing="user"))
+        theirs = own_folder.path / "scopes" / own_folder.scope
+        set_policy({
+            "projects": {
+                folder.project: {"folder": folder.place, "sharing": "user"},
+                own_folder.project: {"folder": own_folder.place},
+            }
+        })
         session = start(model, environ=ASKS)
         (source, writable) = kv_mounts(session)["/kvcache"]
         assert writable
-        assert Path(source).parent == folder.path / "scopes"
-        assert Path(source).name.startswith("user-")
-        with connect("other-user") as other_client:
+        assert Path(source) == folder.path / "scopes" / f"user-{USER}"
+        kept = (own_folder.path, theirs / "ns", theirs / ".kvcache", Path(source))
+        with (
+            connect("other-user") as other_client,
+            session_starter(other_client) as other_start,
+            hidden_files(*kept) as hidden,
+        ):
             path = other_client.ensure_folder("auto-mode-model", "model")
             shutil.copytree(model_folder[1], path, dirs_exist_ok=True)
-            with session_starter(other_client) as other_start:
-                other = other_start({"auto-mode-model": "/models"}, environ=ASKS)
-                (other_source, _) = kv_mounts(other)["/kvcache"]
-        assert Path(other_source).parent == Path(source).parent
-        assert other_source != source
+            other = other_start({"auto-mode-model": "/models"}, environ=ASKS)
+            (other_source, _) = kv_mounts(other)["/kvcache"]
+            assert Path(other_source).parent == Path(source).parent
+            assert other_source != source
+            assert_sees_nothing_else(other, own_folder.path, hidden)
+
+            # Nor does the agent go there for its next session, which is created as root.
+            other.run("python3", "-c", LINK_AWAY, str(theirs))
+            before = tree(own_folder.path)
+            misled = other_start({"auto-mode-model": "/models"}, environ=ASKS)
+            plan = misled.plan()
+            assert "cannot be prepared" in plan["no_kv_cache_because"]
+            assert kv_mounts(misled) == {}
+            assert tree(own_folder.path) == before
+
+    def test_may_not_mount_it(self, own_folder: ProjectFolder) -> None:
+        """By no name, nor through a folder of its own."""
+        name = folder_name("kv-cache", own_folder.project)
+        own_id = str(uuid.UUID(own_folder.id))
+        with connect("other-user") as other_client:
+            mine = other_client.ensure_folder("auto-mode-own")
+            with suppress(FileExistsError):
+                (mine / "link").symlink_to(own_folder.path)
+            statuses: dict[str, int] = {}
+            for source in (
+                *(name, own_folder.id, own_id, f"{name}/scopes", str(own_folder.path)),
+                *("..", "../..", "auto-mode-own/..", f"auto-mode-own/../{own_folder.id}"),
+                *("auto-mode-own/link", "auto-mode-own/link/scopes"),
+            ):
+                try:
+                    other_client.start_session("auto-mode-refused", mounts={source: "/kvcache"})
+                except BackendAPIError as e:
+                    statuses[source] = e.status
+                else:
+                    statuses[source] = HTTPStatus.OK
+                    other_client.stop_sessions(other_client.active_sessions())
+            assert [s for s, status in statuses.items() if not 400 <= status < 500] == []
+            done = backend_ai(
+                *("session", "create", SMALL_IMAGE, "--name", "auto-mode-refused"),
+                *("--enqueue-only", "-r", "cpu=1", "-r", "mem=512m", "--kv-cache", name),
+                role="other-user",
+            )
+            assert done.returncode == 1
+            assert "No such virtual folder" in done.stdout + done.stderr
+            assert other_client.active_sessions() == []
+
+
+#: Run in a session. It empties the memory of LMCache's server; what is in the folder stays.
+CLEAR_SERVER = """
+import sys, urllib.request
+url = f"http://{sys.argv[1]}:{sys.argv[2]}/cache/clear"
+urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30)
+"""
+
+
+def forget(url: str, session: RunningSession) -> None:
+    """The engine has nothing in its memory any more, as after a restart."""
+
+    def is_reset() -> bool | None:
+        request = urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)["success"] or None
+
+    wait_until("vLLM's letting go of its blocks", is_reset, 60, every=0.5)
+    (server,) = session.plan()["metrics"]
+    session.run("python3", "-c", CLEAR_SERVER, server["host"], str(server["port"]))
 
 
 class TestService:
-    def test_gets_the_folder_without_asking(
+    """Made by the command, in a project where sessions have to ask."""
+
+    @pytest.fixture
+    def service(
         self,
         client: Client,
         image: str,
-        folder: ProjectFolder,
+        tiny_model: Path,
+        own_folder: ProjectFolder,
         set_policy: PolicySetter,
-        model_folder: tuple[str, Path],
-    ) -> None:
-        """Its model has no weights, so the engine ends; that it is told can be seen anyway."""
-        set_policy(folder.policy(mode="auto"))
-        path = client.ensure_folder("auto-mode-model", "model")
-        shutil.copytree(model_folder[1], path, dirs_exist_ok=True)
-        start = ["vllm", "serve", "{model_path}"]
-        (path / "model-definition.yaml").write_text(model_definition(start))
-        service = client.ensure_service(
-            f"auto-{uuid.uuid4().hex[:8]}",
-            image=f"local/{image}",
-            model_id_or_name="auto-mode-model",
-            model_definition_path="model-definition.yaml",
-            extra_mounts=[],
-            extra_mount_map={},
-            # As little as the image allows.
-            resources={"cpu": 1, "mem": "5g"},
-            resource_opts={},
-            runtime_variant="custom",
+    ) -> Iterator[str]:
+        # All that an administrator does.
+        policy("provision", OWN_PROJECT)
+        model, name = "auto-mode-tiny", f"auto-{uuid.uuid4().hex[:8]}"
+        demo.ensure_model(client, model, tiny_model, model_definition(demo.START_COMMAND))
+        done = backend_ai(
+            *("service", "create", f"local/{image}", model, "1", "--name", name),
+            *("-p", OWN_PROJECT, "--kv-cache", "auto", "-r", "cpu=2", "-r", "mem=6g"),
+            *("--model-definition-path", "model-definition.yaml", "--public"),
+            # Its memory can be emptied without a restart, which takes a minute.
+            *("-e", "VLLM_SERVER_DEV_MODE=1"),
+            role="user",
         )
-        try:
-            session_id = wait_until(
-                "The service's session", lambda: client.service_session(service), timeout=240
-            )
-            session = running(client, session_id)
-            scope = folder.path / "scopes" / folder.scope
-            assert kv_mounts(session) == {"/kvcache": (str(scope), True)}
-            plan = session.plan()
-            assert plan["kv_cache"] is True
-            assert plan["storage"] == f"/kvcache/ns/{plan['namespace']['name']}"
-            assert (scope / "ns" / plan["namespace"]["name"]).is_dir()
+        assert done.returncode == 0, done.stderr
+        service_id = client.services()[name]
+        yield service_id
+        client.delete_service(service_id)
 
-            def started() -> str | None:
-                processes = command.run(["docker", "top", session.container_id, "-eo", "pid,args"])
-                return next((p for p in processes.splitlines() if "vllm serve" in p), None)
+    def test_loads_what_it_has_computed(
+        self, client: Client, service: str, own_folder: ProjectFolder
+    ) -> None:
+        url, session_id = demo.wait_for_service(client, service)
+        session = running(client, session_id)
+        scope = own_folder.path / "scopes" / own_folder.scope
+        assert kv_mounts(session) == {"/kvcache": (str(scope), True)}
+        plan = session.plan()
+        namespace = plan["namespace"]["name"]
+        assert plan["storage"] == f"/kvcache/ns/{namespace}"
 
-            assert "--config /home/config/kvcache/vllm.yaml" in wait_until(
-                "vLLM", started, timeout=60, every=0.2
-            )
-        finally:
-            client.delete_service(service)
+        files = scope / "ns" / namespace
+        before = len(list(files.glob("*.data")))
+        prompt = long_prompt(1500, seed=time.time_ns())
+        cold = demo.ask(url, prompt)
+        demo.wait_for_stores(scope, namespace)
+        # Whole chunks of 256 tokens, each a file.
+        chunks = cold.prompt_tokens // 256
+        assert chunks >= 5
+        assert len(list(files.glob("*.data"))) == before + chunks
+
+        forget(url, session)
+        warm = demo.ask(url, prompt)
+        assert warm.text == cold.text
+        figures = demo.wait_for_hits(client, session.id)
+        assert float(figures["kvcache_loaded_tokens"]) == chunks * 256
 
 
 class TestPolicyThatChanges:
+    #: Twenty were run, in two minutes; tests/unit/agent has twenty kernels.
+    SESSIONS = 4
+
     def test_each_session_has_one(
         self,
-        client: Client,
         folder: ProjectFolder,
         set_policy: PolicySetter,
         model: dict[str, str | None],
     ) -> None:
-        """Four start while the policy changes several times a second."""
-        with new_project_folder() as other:
+        """They start while the policy changes several times a second."""
+        with new_folder() as other:
             folders = {"one": folder, "two": other}
             policies = {
                 name: {
@@ -299,34 +422,157 @@ class TestPolicyThatChanges:
                         set_policy(policy)
                         done.wait(0.1)
 
-            def create(name: str) -> str:
-                with connect() as own:
-                    return own.start_session(name, mounts=model, environ=ASKS)
-
-            changing = Thread(target=change)
-            changing.start()
-            names = [f"auto-{uuid.uuid4().hex[:8]}" for _ in range(4)]
-            ids: list[str] = []
-            try:
-                with ThreadPoolExecutor(4) as executor:
-                    ids = list(executor.map(create, names))
-                sessions = [running(client, session_id) for session_id in ids]
-                for session in sessions:
+            def look(_: int) -> None:
+                with connect() as own, session_starter(own) as start:
+                    session = start(model, environ=ASKS)
                     plan = session.plan()
                     name = plan["folder"].removeprefix("folder-")
                     scope = folders[name].path / "scopes" / folders[name].scope
                     assert kv_mounts(session) == {f"/kv-{name}": (str(scope), True)}
                     assert plan["storage"] == f"/kv-{name}/ns/{plan['namespace']['name']}"
                     assert (scope / "ns" / plan["namespace"]["name"]).is_dir()
+
+            changing = Thread(target=change)
+            changing.start()
+            try:
+                with ThreadPoolExecutor(self.SESSIONS) as executor:
+                    list(executor.map(look, range(self.SESSIONS)))
             finally:
                 done.set()
                 changing.join()
-                for session_id in ids:
-                    client.stop_session(session_id)
+
+
+class SlowStorageProxy(socketserver.ThreadingTCPServer):
+    """The storage proxy at a port of its own, where answers are held back."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((settings.HOST, 0), _HeldBack)
+        self.delay_seconds = 5.0
+
+    @property
+    def address(self) -> str:
+        return f"http://{settings.HOST}:{self.server_address[1]}"
+
+
+class _HeldBack(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, SlowStorageProxy)
+        with socket.create_connection(STORAGE_PROXY) as proxy:
+            Thread(target=self._copy, args=(self.request, proxy, 0.0), daemon=True).start()
+            self._copy(proxy, self.request, self.server.delay_seconds)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket, delay_seconds: float) -> None:
+        # Who has waited for long enough hangs up.
+        with suppress(OSError):
+            while content := source.recv(2**16):
+                time.sleep(delay_seconds)
+                target.sendall(content)
+
+
+@contextmanager
+def slow_storage_proxy() -> Iterator[SlowStorageProxy]:
+    with SlowStorageProxy() as proxy:
+        Thread(target=proxy.serve_forever, daemon=True).start()
+        yield proxy
+        proxy.shutdown()
+
+
+@contextmanager
+def storage_proxy_entry(name: str, address: str, secret: str) -> Iterator[str]:
+    """The same storage proxy by another name, so that the manager goes on with its own.
+
+    Yields the key of its secret.
+    """
+    entry = f"volumes/proxies/{name}"
+    etcd.put(f"{entry}/manager_api", address)
+    etcd.put(f"{entry}/secret", secret)
+    yield f"{entry}/secret"
+    etcd.delete(f"{entry}/manager_api")
+    etcd.delete(f"{entry}/secret")
+
+
+@contextmanager
+def paused(name: str) -> Iterator[None]:
+    """A service of the cluster takes connections, and answers nothing."""
+    record = process.recorded(name)
+    assert record is not None
+    os.kill(record.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(record.pid, signal.SIGCONT)
+
+
+def wait_for_another_try(*refused: RunningSession) -> None:
+    """Until the agent asks again after a failure, which it remembers for a while."""
+    plans = [session.config_dir / "kvcache" / "plan.json" for session in refused]
+    made = max(plan.stat().st_mtime for plan in plans)
+    time.sleep(max(0.0, made + FAILURE_SECONDS - time.time()))
+
+
+def in_database(session_id: str) -> RunningSession | None:
+    """A session that runs, where the manager itself cannot be asked. None: it does not yet."""
+    row = database.query(
+        f"SELECT id, container_id FROM kernels "
+        f"WHERE session_id = '{session_id}' AND status = 'RUNNING'"
+    ).strip()
+    return RunningSession(session_id, *row.split("|")) if row else None
+
+
+def containers_of(session_ids: Sequence[str]) -> list[str]:
+    labels = [f"--filter=label=ai.backend.session-id={session_id}" for session_id in session_ids]
+    return [c for label in labels for c in command.run(["docker", "ps", "-aq", label]).split()]
+
+
+def are_scheduled(session_ids: Sequence[str]) -> bool | None:
+    """Whether they have left the queue."""
+    ids = ", ".join(f"'{session_id}'" for session_id in session_ids)
+    waiting = database.query(
+        f"SELECT count(*) FROM sessions WHERE id IN ({ids}) AND status = 'PENDING'"
+    )
+    return waiting.strip() == "0" or None
 
 
 class TestFaults:
-    """Sessions start without KV cache, say why, and have it again when it is over."""
+    """Sessions start without KV cache, say why, and have it again when it is over.
+
+    Those of two projects start at the same time, and the agent is not restarted.
+    """
+
+    type Starter = Callable[..., list[str]]
+
+    @pytest.fixture
+    def other_folder(self, own_project: Project) -> Iterator[ProjectFolder]:
+        with new_folder(own_project.name) as folder:
+            yield folder
+
+    @pytest.fixture
+    def enqueue(
+        self,
+        client: Client,
+        folder: ProjectFolder,
+        other_folder: ProjectFolder,
+        model: dict[str, str | None],
+    ) -> Iterator[Starter]:
+        """Asks for a session of each project; returns their ids. They end before the folders go."""
+        enqueued: list[str] = []
+
+        def enqueue(*projects: str) -> list[str]:
+            for project in projects:
+                name = f"auto-{uuid.uuid4().hex[:8]}"
+                enqueued.append(
+                    client.start_session(name, project=project, mounts=model, environ=ASKS)
+                )
+            return enqueued[-len(projects) :]
+
+        yield enqueue
+        client.stop_sessions(enqueued)
+        # What is seen of a session that is stopped is its end in the manager's database. An agent
+        # that is restarted before the container has ended would leave it there.
+        wait_until("The end of containers", lambda: not containers_of(enqueued) or None, 60)
 
     @staticmethod
     def reason(session: RunningSession) -> str:
@@ -336,52 +582,97 @@ class TestFaults:
         assert not [name for name in session.environ() if name.startswith(("LMCACHE_", "VLLM_"))]
         return str(plan["no_kv_cache_because"])
 
-    def test_of_a_secret_that_is_wrong(
-        self,
-        folder: ProjectFolder,
-        set_policy: PolicySetter,
-        start: SessionStarter,
-        model: dict[str, str | None],
-    ) -> None:
-        # The same storage proxy by another name, so that the manager goes on with its own.
-        entry = "volumes/proxies/local-again"
-        again = attrs.evolve(folder, host=folder.host.replace("local:", "local-again:"))
-        etcd.put(
-            f"{entry}/manager_api", f"http://{settings.HOST}:{settings.PORTS['storage_manager']}"
-        )
-        etcd.put(f"{entry}/secret", "what-was-the-secret-before")
-        try:
-            set_policy(again.policy())
-            session = start(model, environ=ASKS)
-            assert "'local-again' refuses the secret" in self.reason(session)
-            assert "what-was-the-secret-before" not in (settings.LOGS / "agent.log").read_text()
-            etcd.put(f"{entry}/secret", settings.values()["storage_secret"])
-            time.sleep(FAILURE_SECONDS)
-            assert start(model, environ=ASKS).plan()["kv_cache"] is True
-        finally:
-            etcd.delete(f"{entry}/manager_api")
-            etcd.delete(f"{entry}/secret")
+    @staticmethod
+    def has_its_folder(session: RunningSession, folder: ProjectFolder) -> bool:
+        mounts = {"/kvcache": (str(folder.path / "scopes" / folder.scope), True)}
+        return bool(session.plan()["kv_cache"]) and kv_mounts(session) == mounts
 
-    def test_of_a_storage_proxy_that_is_down(
+    def test_of_a_secret_that_is_wrong_and_of_answers_after_five_seconds(
         self,
         client: Client,
         folder: ProjectFolder,
+        other_folder: ProjectFolder,
         set_policy: PolicySetter,
-        start: SessionStarter,
-        model: dict[str, str | None],
+        enqueue: Starter,
     ) -> None:
-        set_policy(folder.policy())
+        address = "http://{}:{}".format(*STORAGE_PROXY)
+        secret, wrong = settings.values()["storage_secret"], "what-was-the-secret-before"
+        with (
+            slow_storage_proxy() as slow,
+            storage_proxy_entry("local-slow", slow.address, secret),
+            storage_proxy_entry("local-again", address, wrong) as secret_key,
+        ):
+            places = {
+                folder.project: {"folder": folder.at("local-again").place},
+                other_folder.project: {"folder": other_folder.at("local-slow").place},
+            }
+            set_policy({"projects": places})
+            ids = enqueue("default", OWN_PROJECT)
+            refused, waited = (running(client, session_id) for session_id in ids)
+            assert "'local-again' refuses the secret" in self.reason(refused)
+            assert "'local-slow' does not answer (TimeoutError" in self.reason(waited)
+            log = (settings.LOGS / "agent.log").read_text()
+            assert wrong not in log
+            assert secret not in log
+
+            etcd.put(secret_key, secret)
+            slow.delay_seconds = 0.0
+            wait_for_another_try(refused, waited)
+            ids = enqueue("default", OWN_PROJECT)
+            first, second = (running(client, session_id) for session_id in ids)
+            assert self.has_its_folder(first, folder)
+            assert self.has_its_folder(second, other_folder)
+
+    @pytest.fixture
+    def watch_afterwards(self) -> Iterator[None]:
+        """Backend.AI's watch of the policy may end, and later tests want to be followed at once."""
+        yield
+        lifecycle.restart("agent")
+
+    def test_of_a_storage_proxy_that_is_down_and_of_etcd_that_hangs(
+        self,
+        # The first, so that the agent is not restarted before the sessions have ended.
+        watch_afterwards: None,
+        client: Client,
+        folder: ProjectFolder,
+        other_folder: ProjectFolder,
+        set_policy: PolicySetter,
+        enqueue: Starter,
+    ) -> None:
+        places = {f.project: {"folder": f.place} for f in (folder, other_folder)}
+        set_policy({"projects": places})
         # The manager itself asks the storage proxy when a session is enqueued, seconds before an
         # agent creates it.
-        name = f"auto-{uuid.uuid4().hex[:8]}"
-        session_id = client.start_session(name, mounts=model, environ=ASKS)
+        (session_id,) = enqueue("default")
         service = lifecycle.find("storage-proxy")
         try:
             assert process.stop(service.name, service.stop_signal, service.stop_timeout)
-            reason = self.reason(running(client, session_id))
+            refused = running(client, session_id)
         finally:
             lifecycle.restart(service.name)
-            client.stop_session(session_id)
-        assert "'local' does not answer" in reason
-        time.sleep(FAILURE_SECONDS)
-        assert start(model, environ=ASKS).plan()["kv_cache"] is True
+        assert "'local' does not answer" in self.reason(refused)
+        wait_for_another_try(refused)
+        (session_id,) = enqueue("default")
+        assert self.has_its_folder(running(client, session_id), folder)
+
+        # The manager asks etcd before it has scheduled a session, and not afterwards.
+        ids = enqueue("default", OWN_PROJECT)
+        wait_until("Both on their way to the agent", lambda: are_scheduled(ids), 30, every=0.05)
+        with paused("etcd"):
+            began = time.monotonic()
+            known, unknown = (
+                wait_until("A session without etcd", partial(in_database, i), 60, every=0.5)
+                for i in ids
+            )
+            # Where the folder lies was asked a moment ago.
+            assert self.has_its_folder(known, folder)
+            assert "etcd or the storage proxy 'local' did not answer" in self.reason(unknown)
+            # So long that clients have given up their connections, too.
+            time.sleep(max(0.0, began + ETCD_PAUSE_SECONDS - time.monotonic()))
+        set_policy({"folder-name": "after-all", "projects": places})
+        # Backend.AI may not tell of it any more; the plugin looks at each tick.
+        time.sleep(2 * settings.STAT_INTERVAL)
+        (session_id,) = enqueue(OWN_PROJECT)
+        session = running(client, session_id)
+        assert self.has_its_folder(session, other_folder)
+        assert session.plan()["folder"] == "after-all"

@@ -3,96 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 from uuid import UUID
 
-import attrs
 import pytest
 
-from ai.backend.kvcache.cli.policy_store import read_document
-from ai.backend.kvcache.cli.provision import folder_name
 from ai.backend.kvcache.policy.place import parse_place
-from devcluster import configuration, settings
+from devcluster import settings
 from devcluster.client import SMALL_IMAGE, Client, connect, model_definition
 
 from .conftest import Folders, running
+from .projects import Project, backend_ai, make_project, policy
 
-_MAKE_PROJECT = """
-mutation($name: String!, $input: GroupInput!) {
-  create_group(name: $name, props: $input) { group { id } }
-}
-"""
 _PURGE_PROJECT = "mutation($id: UUID!) { purge_group(gid: $id) { ok } }"
 
-_ALLOWED = {"local:volume1": ["create-vfolder", "delete-vfolder", "modify-vfolder"]}
-
 _ENDPOINT = "query($id: UUID!) { endpoint(endpoint_id: $id) { environ } }"
-
-
-def backend_ai(
-    *words: str, role: str = "admin", stdin: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``backend.ai`` as its users do."""
-    program = Path(sys.executable).with_name("backend.ai")
-    return subprocess.run(
-        [program, *words],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        env={**os.environ, **configuration.client_environment(role)},
-    )
-
-
-def policy(*words: str) -> str:
-    done = backend_ai("kvcache", "policy", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@attrs.frozen
-class Project:
-    """One that is there for one test."""
-
-    id: str
-    name: str
-
-    @property
-    def folder_name(self) -> str:
-        return folder_name("kv-cache", self.id)
-
-    def said(self) -> dict[str, Any]:
-        """What the stored policy says for it."""
-        with connect("admin") as admin:
-            document = read_document(admin.api)
-        said: dict[str, Any] = document.get("projects", {}).get(self.id, {})
-        return said
-
-    def folders(self) -> list[dict[str, Any]]:
-        """Its folders, as the manager has them."""
-        with connect("admin") as admin:
-            return [dict(f) for f in admin.api.VFolder.list() if f["group"] == self.id]
 
 
 @pytest.fixture
 def project() -> Iterator[Project]:
     """Nothing of it stays, neither in the policy nor in the manager."""
-    name = f"cli-{uuid.uuid4().hex[:8]}"
-    described = {
-        "domain_name": "default",
-        "description": "",
-        "is_active": True,
-        "allowed_vfolder_hosts": json.dumps(_ALLOWED),
-    }
-    with connect("admin") as admin:
-        made = admin.api.Admin.query(_MAKE_PROJECT, {"name": name, "input": described})
-    project = Project(made["create_group"]["group"]["id"], name)
+    project = make_project(f"cli-{uuid.uuid4().hex[:8]}")
     yield project
     if said := project.said():
         policy("unset", *said, "--project", project.id)

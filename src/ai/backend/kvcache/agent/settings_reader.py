@@ -63,5 +63,5 @@ class SettingsReader:
             return
         # Whoever has told meanwhile may know of something newer.
         if self._told() is before and found != before:
-            log.info("the settings have changed, and nobody has told")
+            log.info("the settings have changed, and nobody has told yet")
             await self._tell(found)
