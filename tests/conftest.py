@@ -39,6 +39,22 @@ def data() -> Path:
     return DATA
 
 
+@pytest.fixture
+def make_folders(tmp_path: Path, data: Path) -> Callable[[str], tuple[Path, Path]]:
+    """By a model's name, its folder with a file in the place of weights, and an empty KV folder."""
+
+    def make(name: str) -> tuple[Path, Path]:
+        model, kv = tmp_path / "model", tmp_path / "kv"
+        model.mkdir()
+        kv.mkdir()
+        config = data / "models" / f"{name}.config.json"
+        (model / "config.json").write_bytes(config.read_bytes())
+        (model / "model.safetensors").write_bytes(b"weights")
+        return model, kv
+
+    return make
+
+
 ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3, 7, 1000, 2**31, 2**63, 10**9, 1.5, float("nan"),
     float("inf"), "", "auto", "full_attention", [], [None], [0], [-1], ["full_attention"], {},

@@ -53,15 +53,9 @@ def scratch_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, data: Path) -> tuple[Path, Path]:
+def folders(make_folders: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
     """(model folder, KV folder)."""
-    model, kv = tmp_path / "model", tmp_path / "kv"
-    model.mkdir()
-    kv.mkdir()
-    config = data / "models/llama-3.1-8b.config.json"
-    (model / "config.json").write_bytes(config.read_bytes())
-    (model / "model.safetensors").write_bytes(b"weights")
-    return model, kv
+    return make_folders("llama-3.1-8b")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -35,14 +36,9 @@ INSISTING = [Wish(transport=Transport.GDS), Wish(adapter="lmcache-gds")]
 
 
 @pytest.fixture
-def folders(tmp_path: Path, data: Path) -> tuple[Path, Path]:
+def folders(make_folders: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
     """(model, KV folder)."""
-    model, kv = tmp_path / "model", tmp_path / "kv"
-    model.mkdir()
-    kv.mkdir()
-    config = data / "models/devstral-2-123b.config.json"
-    (model / "config.json").write_bytes(config.read_bytes())
-    (model / "model.safetensors").write_bytes(b"weights")
+    model, kv = make_folders("devstral-2-123b")
     index = {"metadata": {"total_size": 128 * GIB}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     return model, kv
