@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from ai.backend.kvcache.model.catalog import catalog
 
@@ -17,17 +18,20 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-#: Folder → whose tests run one after another. Both run at the same time where there are two to run
-#: them: one waits for a cluster most of the time, and the other computes.
+#: Folder → whose tests run one after another. Where two run at the same time, it is one of each:
+#: the one waits for a cluster most of the time, and the other computes.
 GROUPS: Mapping[str, str] = {"engine": "engines", "cluster": "cluster", "browser": "cluster"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        part = item.path.relative_to(Path(__file__).parent).parts[0]
-        if part in GROUPS:
-            item.add_marker(pytest.mark.xdist_group(GROUPS[part]))
+class PartScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a group's tests to one worker; all others to whoever has nothing to do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return GROUPS.get(nodeid.split("/")[1], nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return PartScheduling(config, log)
 
 
 DATA = Path(__file__).parent / "data"
