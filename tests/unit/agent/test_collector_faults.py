@@ -452,7 +452,7 @@ class TestPagesInside:
             return os.getpid()
 
         monkeypatch.setattr(ContainerPids, "of", pid_of)
-        monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr(pages, "SCRAPE_TIMEOUT_SECONDS", 1.0)
 
     @staticmethod
     async def add(kernels: Any, start: Any, name: str) -> Engine:
