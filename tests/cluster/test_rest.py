@@ -32,7 +32,7 @@ from .rest import BASE, Answer, Signed, ask
 #: Of the user "other-user", who is a member of the project of "user".
 OTHER_USER = "009fb1a4-487c-4f6e-9b1b-228b94b1d040"
 
-PARTS = {"session_id": uuid.UUID(int=6), "version": "0123456789abcdef", "name": "page.js"}
+PARTS = {"session_id": uuid.UUID(int=6), "digest": "0123456789abcdef", "name": "page.js"}
 PATHS = [(method, path.format_map(PARTS)) for method, path, _ in ROUTES]
 FOR_SUPERADMINS = [
     (method, path) for method, path in PATHS if path in ("/policy", "/folders", "/projects")

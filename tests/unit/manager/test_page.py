@@ -34,7 +34,7 @@ async def sign(request: web.Request, handler: Any) -> web.StreamResponse:
 async def client() -> AsyncIterator[Client]:
     app = web.Application(middlewares=[sign])
     app.router.add_get("/ui", get_page_version)
-    app.router.add_get("/ui/{version}/{name}", get_page_file)
+    app.router.add_get("/ui/{digest}/{name}", get_page_file)
     async with TestClient(TestServer(app)) as client:
         yield client
 

@@ -314,12 +314,12 @@ PATHS: Mapping[str, Mapping[str, Schema]] = {
     "/ui": {
         "get": _operation("Which files are the WebUI's page now.", _object({"version": _TEXT})),
     },
-    "/ui/{version}/{name}": {
+    "/ui/{digest}/{name}": {
         "get": {
             "summary": "One of these files, such as page.js.",
             "parameters": [
                 {"name": name, "in": "path", "required": True, "schema": _TEXT}
-                for name in ("version", "name")
+                for name in ("digest", "name")
             ],
             "responses": {
                 "200": {

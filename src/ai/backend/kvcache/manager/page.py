@@ -44,7 +44,8 @@ async def get_page_version(_request: web.Request) -> web.Response:
 async def get_page_file(request: web.Request) -> web.Response:
     """One file of the page, to be kept for ever by whoever asked. 404: it is of another version."""
     name = request.match_info["name"]
-    if request.match_info["version"] != VERSION or name not in FILES:
+    # Not called "version" in the path: the manager would take it for that of its API.
+    if request.match_info["digest"] != VERSION or name not in FILES:
         raise NoSuchPageFileError
     return web.Response(
         body=FILES[name],

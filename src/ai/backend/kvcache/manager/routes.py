@@ -52,6 +52,6 @@ ROUTES: Sequence[tuple[str, str, WebRequestHandler]] = (
     ("GET", "/projects", list_projects),
     ("POST", "/plan", make_plan),
     ("GET", "/ui", get_page_version),
-    ("GET", "/ui/{version}/{name}", get_page_file),
+    ("GET", "/ui/{digest}/{name}", get_page_file),
     ("GET", "/openapi.json", openapi),
 )
