@@ -68,3 +68,14 @@ def test_whatever_the_page_says_has_a_text() -> None:
     said |= {key for source in sources for key in re.findall(r"'(tile_\w+)'", source)}
     assert len(said) > 40
     assert said <= set(EN)
+
+
+def test_nothing_is_there_that_the_page_does_not_say() -> None:
+    """Some are chosen by a mode, a setting or a source of tokens."""
+    chosen = ("mode.", "setting.", "from.")
+    source = "".join(
+        path.read_text()
+        for path in PAGE.glob("*.js")
+        if path.name not in ("lit-html.js", "texts.js")
+    )
+    assert [k for k in EN if not k.startswith(chosen) and f"'{k}'" not in source] == []

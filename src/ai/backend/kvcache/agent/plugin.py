@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -52,10 +51,11 @@ from ..plan.namespace import says_versions
 from ..plan.session import Session
 from ..policy.policy import Policy, parse_plugin_config
 from . import capture, device
-from .apply import append_environment, change_kernel, docker_arguments, write_files
+from .apply import change_kernel, docker_arguments, write_files
 from .collector import Collector
-from .facts import gpus_of, gpus_of_environ, session_of
+from .facts import gpus_of, session_of
 from .image import find_versions
+from .late import prepare_late, read_late
 from .occupied import without_occupied
 from .projects import Projects, connect_store
 from .publish import PlanPublisher
@@ -197,12 +197,14 @@ class KVCachePlugin(AbstractComputePlugin):
             loop, policy = asyncio.get_running_loop(), self._policy
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
                 session = await loop.run_in_executor(
-                    self._executor, _read_late, directory, kernel_id
+                    self._executor, read_late, directory, kernel_id
                 )
                 session = await self._with_project(session, policy)
-                await loop.run_in_executor(
-                    self._executor, _prepare_late, directory, session, policy
+                preparation = await loop.run_in_executor(
+                    self._executor, prepare_late, directory, session, policy
                 )
+            if preparation is not None:
+                _log_outcome(preparation)
         except Exception as e:
             log.warning("kernel {}: no KV cache: {!r}", kernel_id, e)
         return {}
@@ -374,30 +376,3 @@ def _remove_empty_directory(directory: Path) -> None:
         directory.rmdir()
     except OSError as e:
         log.warning("kernel {}: {} remains: {}", _kernel_id_of(directory), directory.name, e)
-
-
-def _read_late(directory: Path, kernel_id: str) -> Session:
-    """Of the kernel's stored configuration."""
-    kernel_config = pickle.loads((directory.parent / "kconfig.dat").read_bytes())
-    return session_of(
-        kernel_id,
-        kernel_config,
-        kernel_config["environ"],
-        gpus_of_environ(kernel_config["environ"]),
-        is_settled=True,
-    )
-
-
-def _prepare_late(directory: Path, session: Session, policy: Policy) -> None:
-    """Adds to the kernel's written environment."""
-    try:
-        entitlement = entitle(session, policy)
-        if entitlement is None:
-            return
-        preparation = prepare(session, entitlement.settings)
-    except KVCacheError as e:
-        preparation = without_kv_cache(session.kernel_id, str(e))
-    directory.mkdir(exist_ok=True)
-    write_files(directory, preparation.files, preparation.links)
-    append_environment(directory.parent / "environ.txt", preparation.environment)
-    _log_outcome(preparation)

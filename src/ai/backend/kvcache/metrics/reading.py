@@ -129,7 +129,7 @@ _NAMES = frozenset(s.sample for q in QUANTITIES.values() for s in q.sources) | f
 _MOST = 1e30
 
 #: Nothing has been counted less often than never; NaN is neither.
-_LEAST: Mapping[Kind, float] = {Kind.COUNTER: 0, Kind.MEAN: -_MOST, Kind.LEAST: -_MOST}
+_LOWEST: Mapping[Kind, float] = {Kind.COUNTER: 0, Kind.MEAN: -_MOST, Kind.LEAST: -_MOST}
 
 _TOGETHER: Mapping[Kind, Callable[[list[float]], float]] = {
     Kind.COUNTER: math.fsum,
@@ -158,7 +158,7 @@ def _value(quantity: Quantity, samples: Mapping[str, Sequence[Sample]]) -> float
             for sample in samples.get(source.sample, ())
             if source.labels.items() <= sample.labels.items()
         ]
-        if values and all(_LEAST[quantity.kind] <= value <= _MOST for value in values):
+        if values and all(_LOWEST[quantity.kind] <= value <= _MOST for value in values):
             return _TOGETHER[quantity.kind](values)
         if values and quantity.kind is Kind.COUNTER:
             # Left out, it would seem to begin at zero the next time.
