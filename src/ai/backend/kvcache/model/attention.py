@@ -5,23 +5,15 @@ from __future__ import annotations
 import attrs
 
 from . import pattern
+from .defaults import ALIASES
 from .dtypes import KV_DTYPES, KvDtype
 from .fields import Fields
 from .layers import LayerCache, LayerKind
 
-_QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = (
-    "num_key_value_heads",
-    "n_head_kv",
-    "num_kv_heads",
-    "n_kv_heads",
-    "kv_n_heads",
-    "multi_query_group_num",
-    "num_attention_groups",
-    "num_query_groups",
-)
-_HEAD_DIM = ("head_dim", "hidden_size_per_head", "kv_channels", "attention_head_dim")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_QUERY_HEADS = ALIASES["heads"]
+_KV_HEADS = ALIASES["kv_heads"]
+_HEAD_DIM = ALIASES["head_dim"]
+_HIDDEN = ALIASES["hidden"]
 
 #: Latent vectors with fp8 share a float32 scale among this many elements, and keep the rotary part
 #: in 16 bits: 656 bytes for 512 + 64 (vLLM, v1/attention/backends/mla/flashmla_sparse.py).

@@ -9,24 +9,31 @@ with a warning.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-#: Families whose fields say everything, or all but what the tables below say.
+#: Families whose fields say everything, or all but what the tables below and ``defaults.json`` say.
 KNOWN = frozenset({
-    "afmoe", "apertus", "arcee", "bamba", "bloom", "chatglm", "cohere", "cohere2", "cwm",
-    "dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe",
-    "exaone", "exaone4", "exaone4_5_text", "falcon", "falcon_h1", "falcon_mamba", "gemma",
-    "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj",
-    "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "internlm2", "internlm3", "jamba", "kimi_k2", "kimi_linear", "lfm2", "lfm2_moe", "llama",
-    "llama4_text", "mamba", "mamba2", "mimo_v2_flash", "minimax", "minimax_m2",
-    "minimax_text_01", "ministral3", "mistral", "mixtral", "mllama_text_model", "mpt",
-    "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "opt", "orion", "phi", "phi3",
-    "phimoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
-    "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-    "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar", "solar_open",
-    "stablelm", "starcoder2", "zamba2",
+    "afmoe", "apertus", "aquila", "arcee", "aria_text", "baichuan", "bailing_hybrid",
+    "bailing_moe", "bailing_moe_linear", "bamba", "bloom", "chatglm", "cohere", "cohere2",
+    "cohere2_moe", "cwm", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "dots1", "emu3_text_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "exaone",
+    "exaone4", "exaone4_5_text", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba",
+    "flex_olmo", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
+    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text",
+    "glm4v_text", "glm_moe_dsa", "glm_ocr_text", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+    "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "hunyuan_vl_text", "hy_v3", "hyperclovax", "internlm", "internlm2", "internlm3",
+    "iquestcoder", "iquestloopcoder", "jais2", "jamba", "kimi_k2", "kimi_linear", "laguna",
+    "lfm2", "lfm2_moe", "llama", "llama4_text", "mamba", "mamba2", "mellum", "mimo", "mimo_v2",
+    "mimo_v2_flash", "minicpm", "minicpmo", "minicpmv", "minimax", "minimax_m2",
+    "minimax_text_01", "ministral3", "mistral", "mixtral", "mllama_text_model", "molmo", "mpt",
+    "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "opt", "orion", "ouro",
+    "paddleocr_vl_text", "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "qwen",
+    "qwen2", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
+    "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_asr_text", "qwen3_moe",
+    "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "RefinedWeb",
+    "RefinedWebModel", "seed_oss", "smollm3", "solar", "solar_open", "stablelm",
+    "stablelm_epoch", "starcoder2", "step3_text", "telechat", "vaultgemma", "xverse", "zamba2",
 })  # fmt: skip
 
 #: Families whose caches have a form that is not computed here, and what that is.
@@ -77,24 +84,6 @@ WINDOW_OFF = frozenset({
 
 #: Families that carry a window's size in their files and do not use it.
 WINDOW_UNUSED = frozenset({"phimoe", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"})
-
-#: Fields that a family's files may leave out.
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gemma2": {"head_dim": 256, "sliding_window": 4096},
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "max_position_embeddings": 131072,
-        "vocab_size": 262208,
-    },
-    "gemma3n_text": {"num_kv_shared_layers": 15, "sliding_window": 512, "head_dim": 256},
-    "gemma4_text": {"global_head_dim": 512, "sliding_window": 512},
-    "gpt_oss": {"sliding_window": 128},
-    "llama4_text": {"attention_chunk_size": 8192, "head_dim": 128},
-    "cohere2": {"sliding_window": 4096},
-}
 
 #: Families whose output projection is the embedding again unless the file says otherwise.
 TIED = frozenset({

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from packaging.version import Version
 
 from ..errors import ModelError
 from . import pattern
@@ -16,7 +17,7 @@ from .dtypes import KV_DTYPES, LATENT_ONLY, compute_dtype, kv_dtype
 from .families import KNOWN, REFUSED
 from .fields import Fields
 from .layers import LayerCache, LayerKind
-from .length import longest_context
+from .length import longest_contexts
 from .parallel import GpuShare, Parallel, divide_layers
 from .recurrent import recurrent_cache
 from .text import is_multimodal, layer_count, text_fields
@@ -55,7 +56,10 @@ class Geometry:
     dtype: str
     """What keys and values are stored as."""
     max_model_len: int
-    """Tokens: the longest context the model's own configuration allows."""
+    """Tokens: the longest context that the model's own configuration allows. Where vLLM's versions
+    differ and the version is not known, the longest that one of them allows: a plan for a longer
+    context than the engine takes wastes memory, and one for a shorter context keeps the engine from
+    starting."""
     is_multimodal: bool = False
     """Whether the model takes images, video or sound besides text."""
     warnings: tuple[str, ...] = ()
@@ -161,6 +165,23 @@ def _without_long_windows(
     )
 
 
+def _longest(fields: Fields, vllm: Version | None, warnings: list[str]) -> int:
+    """The longest context, and what there is to say of it."""
+    lengths = longest_contexts(fields, vllm)
+    if not lengths:
+        warnings.append(
+            f"{fields.file} states no longest context; {_UNSTATED_LENGTH} tokens are assumed, as "
+            "vLLM does"
+        )
+        return _UNSTATED_LENGTH
+    if len(lengths) > 1:
+        warnings.append(
+            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the version "
+            "of vLLM, which is not known; the longer one is counted. --max-model-len decides it"
+        )
+    return lengths[-1]
+
+
 def _assumption(model_type: str, geometry: Geometry) -> str:
     parts = ", ".join(f"{g.count} {g.cache.kind}" for g in geometry.groups) or "no layers"
     return (
@@ -175,6 +196,7 @@ def read_geometry(
     file: str = "config.json",
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    vllm: Version | None = None,
 ) -> Geometry:
     """The geometry that a model's configuration describes.
 
@@ -184,6 +206,7 @@ def read_geometry(
         file: the file's name, for messages.
         dtype: vLLM's ``--dtype``.
         kv_cache_dtype: vLLM's ``--kv-cache-dtype``.
+        vllm: the release that will run the model; None where it is not known.
 
     Raises:
         ModelError: a field is missing, nonsense, or of a kind of model not covered.
@@ -200,17 +223,18 @@ def read_geometry(
     if outer.flag("is_encoder_decoder", False):
         raise outer.error("is_encoder_decoder", "= true: only decoders are covered")
     warnings: list[str] = []
+    if fields.assumed:
+        said = ", ".join(f"{name} = {value}" for name, value in fields.assumed.items())
+        warnings.append(
+            f"{file} leaves fields out, and the defaults of model type {model_type!r} count, as in "
+            f"vLLM: {said}"
+        )
     computed = compute_dtype(fields, outer, dtype)
     stored = kv_dtype(fields, outer, kv_cache_dtype, computed)
     if stored in LATENT_ONLY and not is_latent(fields):
         raise ModelError(f"kv-cache-dtype {stored!r} is for latent attention (MLA) alone")
     layers = _caches(fields, model_type, layer_count(fields), computed, stored)
-    max_model_len = longest_context(fields, outer)
-    if max_model_len is None:
-        max_model_len = _UNSTATED_LENGTH
-        warnings.append(
-            f"{file} states no longest context; {_UNSTATED_LENGTH} tokens are assumed, as vLLM does"
-        )
+    max_model_len = _longest(fields, vllm, warnings)
     if is_latent(fields) and stored.startswith("fp8") and stored != "fp8_ds_mla":
         warnings.append(
             f"{stored} for latent attention is counted in vLLM's largest layout for it, "
