@@ -520,7 +520,10 @@ class TestLongestContext:
             # of each kind of layer
             ({"full_attention": {"rope_type": "linear", "factor": 8.0}}, 1_048_576),
             (
-                {"full_attention": {"rope_type": "default"}, "sliding_attention": {"type": "mrope"}},
+                {
+                    "full_attention": {"rope_type": "default"},
+                    "sliding_attention": {"type": "mrope"},
+                },
                 131_072,
             ),
         ],

@@ -29,6 +29,8 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {
         "num_layers": 28, "hidden_size": 4096, "kv_channels": 128, "num_attention_heads": 32,
         "multi_query_attention": False, "multi_query_group_num": 1, "seq_length": 2048,
     },
+    # Transformers, models/dbrx/configuration_dbrx.py, DbrxAttentionConfig.
+    "dbrx": {"kv_n_heads": 1},
     # Transformers, models/gemma4/configuration_gemma4.py: of layers without a window.
     "gemma4_text": {"global_head_dim": 512},
     "gemma4_unified_text": {"global_head_dim": 512},
@@ -78,7 +80,10 @@ def with_defaults(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
     A field that is null was not left out: it has no value, and most classes then compute one.
     """
-    defaults = {**_file()["defaults"].get(model_type, {}), **_OTHERS.get(model_type, {})}
+    of_types = _file()["defaults"]
+    # Of old files, some describe the text model beside the others and not in a part of its own.
+    own = of_types.get(model_type) or of_types.get(text_type(model_type), {})
+    defaults = {**own, **_OTHERS.get(model_type, {})}
     for names in ALIASES.values():
         if any(values.get(name) is not None for name in names):
             for name in names:

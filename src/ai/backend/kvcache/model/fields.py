@@ -105,6 +105,14 @@ class Fields:
         """
         return self._list(name, str, "names")
 
+    def architectures(self) -> list[str]:
+        """The classes that implement the model; none where the file names none.
+
+        Raises:
+            ModelError: the list is something else.
+        """
+        return self.names("architectures") if self.has("architectures") else []
+
     def integers(self, name: str) -> list[int]:
         """A field that is a list of integers, such as numbers of layers.
 

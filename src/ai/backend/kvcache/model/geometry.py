@@ -12,9 +12,10 @@ from packaging.version import Version
 
 from ..errors import ModelError
 from . import pattern
-from .attention import attention_cache, is_latent, latent_caches, query_heads
+from .attention import attention_cache, is_latent, latent_caches, of_layer, query_heads
+from .certainty import refuse_uncertain
 from .dtypes import KV_DTYPES, LATENT_ONLY, compute_dtype, kv_dtype
-from .families import KNOWN, REFUSED
+from .families import KNOWN, LOOPS, REFUSED
 from .fields import Fields
 from .layers import LayerCache, LayerKind
 from .length import longest_contexts
@@ -125,29 +126,49 @@ class Geometry:
         return divide_layers(self.layers, self.query_heads, parallel)
 
 
+#: What layers keep that keep nothing of text.
+_WITHOUT_TEXT: Mapping[str, tuple[LayerCache, ...]] = {
+    pattern.NOTHING: (),
+    pattern.CROSS: (LayerCache(LayerKind.CROSS),),
+    pattern.SHARED: (LayerCache(LayerKind.SHARED),),
+}
+
+
+_RECURRENT = (pattern.LINEAR, pattern.MAMBA, pattern.CONVOLUTION)
+
+
 def _caches(
-    fields: Fields, model_type: str, layers: int, computed: str, dtype: str
+    fields: Fields, model_type: str, computed: str, dtype: str, vllm: Version | None
 ) -> tuple[tuple[LayerCache, ...], ...]:
+    layers = layer_count(fields)
     kinds = pattern.layer_pattern(fields, model_type, layers)
-    made: dict[str, tuple[LayerCache, ...]] = {
-        pattern.NOTHING: (),
-        pattern.CROSS: (LayerCache(LayerKind.CROSS),),
-        pattern.SHARED: (LayerCache(LayerKind.SHARED),),
-    }
-    latent = latent_caches(fields, dtype, layers) if is_latent(fields) else None
-    for kind in dict.fromkeys(kinds):
-        if kind in (pattern.LINEAR, pattern.MAMBA, pattern.CONVOLUTION):
-            made[kind] = (recurrent_cache(fields, model_type, computed),)
-        elif kind == pattern.HYBRID:
-            made[kind] = (
-                attention_cache(fields, pattern.FULL, KV_DTYPES[dtype]),
-                recurrent_cache(fields, model_type, computed),
-            )
-        elif kind not in made and not (kind == pattern.FULL and latent):
-            made[kind] = (attention_cache(fields, kind, KV_DTYPES[dtype]),)
-    return tuple(
-        latent[i] if latent and kind == pattern.FULL else made[kind] for i, kind in enumerate(kinds)
-    )
+    latent = latent_caches(fields, dtype, layers, vllm) if is_latent(fields) else None
+
+    def of_kind(layer: int, kind: str) -> tuple[LayerCache, ...]:
+        if kind in _WITHOUT_TEXT:
+            return _WITHOUT_TEXT[kind]
+        if kind in _RECURRENT:
+            return (recurrent_cache(fields, model_type, computed),)
+        if kind == pattern.FULL and latent:
+            return latent[layer]
+        seen = pattern.FULL if kind == pattern.HYBRID else kind
+        cache = attention_cache(of_layer(fields, layer), seen, KV_DTYPES[dtype])
+        if kind == pattern.HYBRID:
+            return cache, recurrent_cache(fields, model_type, computed)
+        return cache, *_loops(fields, model_type, cache)
+
+    return tuple(of_kind(layer, kind) for layer, kind in enumerate(kinds))
+
+
+def _loops(fields: Fields, model_type: str, first: LayerCache) -> tuple[LayerCache, ...]:
+    """What a layer keeps besides, where it runs several times."""
+    if model_type not in LOOPS:
+        return ()
+    times, window = LOOPS[model_type]
+    later = first
+    if window is not None:
+        later = attrs.evolve(first, kind=LayerKind.SLIDING, window=fields.required(window))
+    return (later,) * (fields.required(times) - 1)
 
 
 def _without_long_windows(
@@ -222,6 +243,8 @@ def read_geometry(
             )
     if outer.flag("is_encoder_decoder", False):
         raise outer.error("is_encoder_decoder", "= true: only decoders are covered")
+    if model_type not in KNOWN:
+        refuse_uncertain(fields, model_type)
     warnings: list[str] = []
     if fields.assumed:
         said = ", ".join(f"{name} = {value}" for name, value in fields.assumed.items())
@@ -233,7 +256,7 @@ def read_geometry(
     stored = kv_dtype(fields, outer, kv_cache_dtype, computed)
     if stored in LATENT_ONLY and not is_latent(fields):
         raise ModelError(f"kv-cache-dtype {stored!r} is for latent attention (MLA) alone")
-    layers = _caches(fields, model_type, layer_count(fields), computed, stored)
+    layers = _caches(fields, model_type, computed, stored, vllm)
     max_model_len = _longest(fields, vllm, warnings)
     if is_latent(fields) and stored.startswith("fp8") and stored != "fp8_ds_mla":
         warnings.append(

@@ -16,7 +16,17 @@ from .mistral import as_hugging_face
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 #: What such parts for images, video and sound are called, beside the part that writes text.
-_MEDIA_PARTS = ("vision", "visual", "image", "video", "audio", "speech", "vit_config", "mm_", "multimodal")
+_MEDIA_PARTS = (
+    "vision",
+    "visual",
+    "image",
+    "video",
+    "audio",
+    "speech",
+    "vit_config",
+    "mm_",
+    "multimodal",
+)
 
 #: Architectures that vLLM serves as multimodal ones, and whose names do not end as others' do
 #: (model_executor/models/registry.py, _MULTIMODAL_MODELS, of vLLM 0.15.0 to 0.33.0).
@@ -41,7 +51,6 @@ _MULTIMODAL_SUFFIX = "ForConditionalGeneration"
 _TEXT_IN_SPITE_OF_NAME = frozenset({"ChatGLMForConditionalGeneration"})
 
 
-
 def text_fields(config: Mapping[str, Any], file: str = "config.json") -> tuple[Fields, Fields]:
     """(the part of a configuration that describes the text model, the whole of it).
 
@@ -57,6 +66,8 @@ def text_fields(config: Mapping[str, Any], file: str = "config.json") -> tuple[F
         model_type = part.text("model_type") or text_type(model_type) or model_type
         inner = part
     values = {**with_defaults(inner.values, model_type), "model_type": model_type}
+    # A part does not always repeat what implements the model.
+    values["architectures"] = inner.architectures() or outer.architectures()
     # Of old families, some name their attention in a part of its own.
     attention = inner.part("attn_config")
     if attention is not None and attention.has("kv_n_heads"):
@@ -86,11 +97,10 @@ def is_multimodal(outer: Fields) -> bool:
     """
     if any(name.startswith(_MEDIA_PARTS) and value for name, value in outer.values.items()):
         return True
-    architectures = outer.names("architectures") if outer.has("architectures") else []
     return any(
         name in _MULTIMODAL
         or (name.endswith(_MULTIMODAL_SUFFIX) and name not in _TEXT_IN_SPITE_OF_NAME)
-        for name in architectures
+        for name in outer.architectures()
     )
 
 
