@@ -64,11 +64,14 @@ class Versions:
         """Whether it is certain that the image has no such package."""
         return self.is_complete and package not in self.packages
 
-    def release_of(self, package: str) -> Version:
-        """The release that counts; the newest where it is not known or no version."""
+    def known_release(self, package: str) -> Version | None:
+        """The release that counts; None where it is not known or no version."""
         version = self.packages.get(package)
-        release = None if version is None else release_of(version)
-        return Version(NEWEST[package]) if release is None else release
+        return None if version is None else release_of(version)
+
+    def release_of(self, package: str) -> Version:
+        """The same; the newest where it is not known or no version."""
+        return self.known_release(package) or Version(NEWEST[package])
 
     def named(self, packages: tuple[str, ...]) -> str:
         """Those of the packages that are known, for people."""

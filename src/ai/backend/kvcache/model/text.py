@@ -13,7 +13,7 @@ from .layers import MAX_LAYERS
 from .mistral import as_hugging_face
 
 #: Where multimodal models keep the description of the part that writes text.
-_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 #: What such parts for images, video and sound are called, beside the part that writes text.
 _MEDIA_PARTS = (
@@ -77,7 +77,7 @@ def text_fields(config: Mapping[str, Any], file: str = "config.json") -> tuple[F
 
 def _text_part(fields: Fields) -> Fields | None:
     whole_model = fields.positive(*ALIASES["layers"]) is not None
-    for name in _TEXT_PARTS:
+    for name in TEXT_PARTS:
         part = fields.part(name)
         # A part without any field has the defaults of its model type, unless the model is described
         # beside it.

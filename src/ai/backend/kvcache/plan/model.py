@@ -8,15 +8,21 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
+from packaging.version import Version
 
 from ..errors import DeclinedError, ModelError, StartCommandError
 from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
+from ..model.overrides import override
 from ..model.source import find_config, read_config
 from ..model.weights import Weights, weigh
 from .session import Located, Session
 from .start import EngineStart
+
+
+#: vLLM, envs.py and transformers_utils/model_arch_config_convertor.py, get_head_size.
+_NO_LATENT = "VLLM_MLA_DISABLE"
 
 
 @attrs.frozen
@@ -56,10 +62,14 @@ def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, 
     return inside, located
 
 
-def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str, Any]:
-    """The configuration as vLLM changes it before it builds the model."""
-    if overrides is None:
-        return config
+def _changes(overrides: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
+    """What the arguments change of the model's configuration.
+
+    Raises:
+        StartCommandError: the overrides are no JSON object.
+    """
+    if not isinstance(overrides, str):
+        return overrides or {}
     try:
         changes = json.loads(overrides)
     except (ValueError, RecursionError) as e:
@@ -70,17 +80,30 @@ def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str
         raise StartCommandError(
             f"the overrides of the model's configuration ({overrides[:40]}) are no JSON object"
         )
-    merged = dict(config)
-    for name, value in changes.items():
-        old = config.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = {**old, **value}
-        merged[name] = value
-    return merged
+    return changes
 
 
-def read_model(session: Session, start: EngineStart) -> Model:
+def _refuse_variables(session: Session, geometry: Geometry) -> None:
+    """A variable changes what vLLM keeps for latent attention.
+
+    Raises:
+        DeclinedError: the session has it.
+    """
+    value = session.environ.get(_NO_LATENT, "0").strip().lower()
+    if geometry.is_latent and value not in ("", "0", "false"):
+        raise DeclinedError(
+            f"{_NO_LATENT} makes vLLM keep keys and values of every head for a model with latent "
+            "attention, which is not covered; remove the variable"
+        )
+
+
+def read_model(session: Session, start: EngineStart, vllm: Version | None) -> Model:
     """Reads the model through this host's path of its folder.
+
+    Args:
+        session: which one.
+        start: how its engine is started.
+        vllm: the release in its image; None where it is not known, or another engine runs.
 
     Raises:
         DeclinedError: the session has no model folder.
@@ -97,9 +120,11 @@ def read_model(session: Session, start: EngineStart) -> Model:
         )
     config = find_config(located.path)
     geometry = read_geometry(
-        _overridden(read_config(located.root, config), start.arguments.hf_overrides),
+        override(read_config(located.root, config), _changes(start.arguments.hf_overrides)),
         file=config.name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
+        vllm=vllm,
     )
+    _refuse_variables(session, geometry)
     return Model(geometry, weights, fingerprint(files), config.name, inside)

@@ -20,6 +20,7 @@ from ..engine.versions import (
     Versions,
     check_lmcache,
     check_vllm,
+    release_of,
     variable,
 )
 from ..errors import DeclinedError, SizeError
@@ -294,7 +295,12 @@ def size(request: SizingRequest) -> Sizing:
     check_vllm(request.vllm_version)
     check_lmcache(request.lmcache_version)
     model = request.model
-    geometry = read_geometry(model.config, file=model.file, kv_cache_dtype=request.kv_cache_dtype)
+    geometry = read_geometry(
+        model.config,
+        file=model.file,
+        kv_cache_dtype=request.kv_cache_dtype,
+        vllm=release_of(request.vllm_version),
+    )
     share = geometry.per_gpu(request.parallel)
     if request.weights_bytes is not None:
         weights = Weights(request.weights_bytes, "as given")
