@@ -17,9 +17,11 @@ from .fields import Fields
 
 #: What the names of such fields have in them, and what they are about.
 _TELLING = (
-    (r"block_types?$|layers_block|block_configs|hybrid|_pattern$|_period$|interval|every_n", "kinds of layers"),
-    (r"layer_group|attn_type|attention_types?$|layers?_(idx|ids|indices)|(full|linear)_att", "kinds of layers"),
-    (r"^linear_|lightning|mamba|ssm|d_state|state_size|recurr|rwkv|delta|kda|gla_|retention", "recurrent layers"),
+    (r"block_types?$|layers_block|block_configs|hybrid|layer_group|every_n", "kinds of layers"),
+    (r"_pattern$|_period$|interval|layers?_(idx|ids|indices)", "kinds of layers"),
+    (r"attn_type|attention_types?$|(full|linear)_att", "kinds of layers"),
+    (r"^linear_|lightning|mamba|ssm|d_state|state_size|recurr|rwkv", "recurrent layers"),
+    (r"delta|kda|gla_|retention", "recurrent layers"),
     (r"conv_(kernel|dim|size|l_cache)|short_conv|d_conv", "recurrent layers"),
     (r"window|sliding|chunk_size|^swa_|^global_", "windows"),
     (r"^index_|indexer|sparse_att|sparse_config|attn_sparse|compress", "sparse attention"),

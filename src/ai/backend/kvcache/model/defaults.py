@@ -1,9 +1,9 @@
 """What a model type takes where its file leaves a field out.
 
 Transformers writes the part for text of a multimodal model without the fields that have their
-default value, and some publishers shorten their files by hand. ``defaults.json`` has the defaults of
-the configuration classes of Transformers 5.19.0, which vLLM reads such files with;
-tests/engine/test_config_defaults.py compares it with the real ones.
+default value, and some publishers shorten their files by hand. ``defaults.json`` has the defaults
+of the configuration classes of Transformers 5.19.0, with which vLLM reads such files;
+tests/engine/test_model_figures.py compares it with the real ones.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ def with_defaults(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     # Of old files, some describe the text model beside the others and not in a part of its own.
     own = of_types.get(model_type) or of_types.get(text_type(model_type), {})
     defaults = {**own, **_OTHERS.get(model_type, {})}
+    if "kv_lora_rank" in defaults:
+        # Latent attention: these classes overwrite it with qk_rope_head_dim.
+        defaults.pop("head_dim", None)
     for names in ALIASES.values():
         if any(values.get(name) is not None for name in names):
             for name in names:

@@ -121,8 +121,8 @@ PERIODS: Mapping[str, tuple[str, ...]] = {
 #: models/gemma4/configuration_gemma4.py).
 LAST_IS_FULL = frozenset({"gemma4_text", "gemma4_unified_text"})
 
-#: Families with layers of several kinds whose file has to say which is which: without it every layer
-#: would be taken for one that grows.
+#: Families with layers of several kinds whose file has to say which is which: without it every
+#: layer would be taken for one that grows.
 PATTERN_NEEDED = frozenset({
     "bailing_hybrid", "bailing_moe_linear", "mimo_v2", "mimo_v2_flash", "minimax_text_01",
     "nemotron_h", "zamba2",
@@ -138,8 +138,8 @@ LOOPS: Mapping[str, tuple[str, str | None]] = {
 
 #: Families that have no window unless ``use_sliding_window`` says so.
 WINDOW_OFF = frozenset({
-    "minicpmo", "minicpmv", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3",
-    "qwen3_moe", "smollm3",
+    "minicpmo", "minicpmv", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
+    "qwen2_vl_text", "qwen3", "qwen3_moe", "smollm3",
 })  # fmt: skip
 
 #: Families that carry a window's size in their files and do not use it.

@@ -197,8 +197,9 @@ def _longest(fields: Fields, vllm: Version | None, warnings: list[str]) -> int:
         return _UNSTATED_LENGTH
     if len(lengths) > 1:
         warnings.append(
-            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the version "
-            "of vLLM, which is not known; the longer one is counted. --max-model-len decides it"
+            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the "
+            "version of vLLM, which is not known; the longer one is counted. --max-model-len "
+            "decides it"
         )
     return lengths[-1]
 

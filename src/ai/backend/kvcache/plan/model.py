@@ -20,7 +20,6 @@ from ..model.weights import Weights, weigh
 from .session import Located, Session
 from .start import EngineStart
 
-
 #: vLLM, envs.py and transformers_utils/model_arch_config_convertor.py, get_head_size.
 _NO_LATENT = "VLLM_MLA_DISABLE"
 
