@@ -13,7 +13,7 @@ import attrs
 from ..folder.usage import Usage
 from .interval import Interval, quantile, ratio
 from .saving import saved_seconds
-from .tiers import folder_tokens, found_tokens, host_tokens
+from .tiers import folder_tokens, folder_tokens_since_start, found_tokens, host_tokens
 
 
 class Unit(StrEnum):
@@ -122,7 +122,7 @@ INDICATORS = (
         "kvcache_util",
         Unit.PERCENT,
         "share of prompt tokens that the KV folder served",
-        _share_of_prompts(lambda i: folder_tokens(i, i.rose)),
+        _share_of_prompts(folder_tokens),
         lasts=True,
     ),
     Indicator(
@@ -156,7 +156,7 @@ INDICATORS = (
         "kvcache_loaded_tokens",
         Unit.TOKENS,
         "prompt tokens loaded from the KV folder since the engine started",
-        lambda i: folder_tokens(i, i.now.__getitem__),
+        folder_tokens_since_start,
     ),
     Indicator(
         "kvcache_saved_seconds",

@@ -276,20 +276,22 @@ def _without_silent(samples: Mapping[str, Sequence[Sample]]) -> Mapping[str, Seq
     Its counters stand at zero on a page that does not come from the workers, which is so without a
     directory of PROMETHEUS_MULTIPROC_DIR, and for the first 10 s with one.
     """
-    retrieves, stores = _counted(samples, _RETRIEVES), _counted(samples, _STORES)
-    loaded = sum(
-        s.value for s in samples.get(_VLLM_TOKENS, ()) if s.labels.get("source") == _LOADED
-    )
-    if (retrieves, stores) == (0, 0) or (retrieves == 0 and loaded > 0):
+    events = {n: _counted(samples, n) for n in (_RETRIEVES, _STORES, *_READS, *_WRITES)}
+    known = [value for value in events.values() if value is not None]
+    if known and not any(known):
         return {
             name: found
             for name, found in samples.items()
             if name == _HEALTH or not name.startswith(_IN_PROCESS)
         }
+    loaded = [s for s in samples.get(_VLLM_TOKENS, ()) if s.labels.get("source") == _LOADED]
     silent = {
         name
-        for done, names in ((retrieves, _READS), (stores, _WRITES))
-        if done and _counted(samples, names[0]) == 0
+        for has_happened, names in (
+            (events[_RETRIEVES] or any(s.value for s in loaded), _READS),
+            (events[_STORES], _WRITES),
+        )
+        if has_happened and events[names[0]] == 0
         for name in names
     }
     return {name: found for name, found in samples.items() if name not in silent}

@@ -13,10 +13,10 @@ minutes before its prefill is. Sums since the engine's start differ by the reque
 and those are bounded here.
 
 The seconds of loading depend on the connector. Asynchronous ones (LMCache's server, vLLM's own
-offloading) load while vLLM counts the request as queued, so that the loads of finished requests took
-no longer than these requests queued. LMCache inside vLLM loads in the engine's step, which vLLM
-counts as prefill. The engine or LMCache reports its own load times in either case; where neither
-does, which case it is cannot be told, and nothing is reported.
+offloading) load while vLLM counts the request as queued, so that the loads of finished requests
+took no longer than these requests queued. LMCache inside vLLM loads in the engine's step, which
+vLLM counts as prefill. The engine or LMCache reports load times of its own in both cases; where
+neither does, the page does not tell which case it is, and nothing is reported.
 """
 
 from __future__ import annotations
