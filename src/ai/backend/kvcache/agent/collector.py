@@ -31,7 +31,7 @@ from ..metrics.indicators import (
 from .leases import LeaseKeeper
 from .pages import PageReader, Source
 from .pids import ContainerPids
-from .plan_file import read_plan
+from .plan_file import PlanFiles
 from .target import Target, target_of
 from .transport import effective_transport
 from .usages import Usages
@@ -63,14 +63,13 @@ class Collector:
     """Scrapes engines and sizes namespaces. Nothing it does raises into the agent's tick."""
 
     def __init__(self, scratch_root: Path) -> None:
-        self._scratch_root = scratch_root
+        self._plans = PlanFiles(scratch_root)
         # Of its own: where a file server hangs, walks do, and nothing else.
         self._walkers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-walk")
         self._leases = LeaseKeeper(self._walkers)
         self._usages = Usages(self._walkers)
         self._pids = ContainerPids()
         self._pages = PageReader(self._pids)
-        self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._sources: dict[tuple[str, str], Source] = {}
 
     async def close(self) -> None:
@@ -129,15 +128,13 @@ class Collector:
             for kernel_id, kernel in list(kernels.items())
             if kernel.get("container_id") in container_ids
         ]
-        unknown = [kernel_id for kernel_id, _, _ in wanted if kernel_id not in self._plans]
-        if unknown:
-            self._plans |= await asyncio.to_thread(self._read_plans, unknown)
-        alive = {kernel_id for kernel_id, _, _ in wanted}
-        self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
+        kernel_ids = [kernel_id for kernel_id, _, _ in wanted]
+        plans = await asyncio.to_thread(self._plans.read, kernel_ids)
         return [
             target
             for kernel_id, container_id, kernel in wanted
-            if (plan := self._plans[kernel_id]) is not None
+            if (plan := plans.get(kernel_id)) is not None
+            and plan.get("kv_cache")
             and (target := target_of(kernel_id, container_id, kernel, plan)) is not None
         ]
 
@@ -153,14 +150,6 @@ class Collector:
         ]
         self._sources = {(target.kernel_id, name): source for target, name, source in pages}
         return sorted(pages, key=lambda page: page[2].late)
-
-    def _read_plans(self, kernel_ids: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
-        return {kernel_id: self._read_plan(kernel_id) for kernel_id in kernel_ids}
-
-    def _read_plan(self, kernel_id: str) -> Mapping[str, Any] | None:
-        """The plan of a session with KV cache; None for every other session."""
-        plan = read_plan(self._scratch_root, kernel_id)
-        return plan if plan and plan.get("kv_cache") else None
 
     async def _engine(self, target: Target, source: Source, ends_at: float) -> Mapping[str, float]:
         if target.metrics_url is None:
