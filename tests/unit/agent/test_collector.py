@@ -145,6 +145,42 @@ async def test_what_was_said_of_requests_stands(
     assert second["kvcache_saved_seconds"] == first["kvcache_saved_seconds"]
 
 
+VLLM = """\
+vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} {loaded}
+vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} 0
+vllm:request_prefill_time_seconds_count 1
+vllm:request_prefill_time_seconds_sum {prefill}
+vllm:request_queue_time_seconds_sum {queue}
+vllm:request_prompt_tokens_sum 3000
+vllm:request_prefill_kv_computed_tokens_sum {computed}
+vllm:inter_token_latency_seconds_count 100
+vllm:inter_token_latency_seconds_sum 10
+vllm:lmcache_mp_lookup_duration_seconds_sum {queue}
+"""
+
+
+async def test_saving_of_an_engine_that_was_started_again(
+    collector: Collector, register: Any
+) -> None:
+    """As in the quick start: what loads is another engine than what computed."""
+    text = VLLM.format(loaded=0, prefill=12.1, queue=0, computed=3000)
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server:
+        kernels = register(server.port)
+        assert (await values(collector, kernels))["kvcache_saved_seconds"] == 0
+        await collector.collect({}, [])
+        text = VLLM.format(loaded=2800, prefill=1.5, queue=1, computed=200)
+        # 3,000 tokens in 12 s and 200 in 1.4 s, besides a step of 0.1 s each: 2,800 would have
+        # taken 2,800 * 13.4 s / 3,200, and loading took 1 s.
+        found = await values(collector, kernels)
+        assert found["kvcache_saved_seconds"] == pytest.approx(10.725)
+
+
 async def test_percentages_are_of_a_hundred(
     collector: Collector, register: Any, engine: int
 ) -> None:

@@ -28,6 +28,8 @@ from ..metrics.indicators import (
     Unit,
     usage_indicators,
 )
+from ..metrics.saving import cost_of
+from .costs import Costs, EngineKind
 from .leases import LeaseKeeper
 from .pages import PageReader, Source
 from .pids import ContainerPids
@@ -68,6 +70,7 @@ class Collector:
         self._walkers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-walk")
         self._leases = LeaseKeeper(self._walkers)
         self._usages = Usages(self._walkers)
+        self._costs = Costs()
         self._pids = ContainerPids()
         self._pages = PageReader(self._pids)
         self._sources: dict[tuple[str, str], Source] = {}
@@ -92,10 +95,11 @@ class Collector:
             {str(kernel_id) for kernel_id in kernels},
         )
         self._pids.keep({t.container_id for t in targets})
+        self._costs.keep({t.kernel_id for t in targets})
         self._usages.keep({t.namespace for t in targets if t.namespace})
         pages = self._keep_sources(targets)
         ends_at = asyncio.get_running_loop().time() + TICK_SECONDS
-        # What both say, the engine says.
+        # Where the engine and LMCache's server both report a figure, the engine's is used.
         parts = [
             *((t, self._inside(t, name, s, ends_at)) for t, name, s in pages if name != _ENGINE),
             *((t, self._engine(t, s, ends_at)) for t, name, s in pages if name == _ENGINE),
@@ -154,7 +158,15 @@ class Collector:
     async def _engine(self, target: Target, source: Source, ends_at: float) -> Mapping[str, float]:
         if target.metrics_url is None:
             return {}
-        return await self._pages.read_engine(target.metrics_url, source, ends_at)
+        if target.namespace is None:
+            return await self._pages.read_engine(target.metrics_url, source, ends_at)
+        kind = EngineKind(target.namespace, target.slots)
+        elsewhere = self._costs.elsewhere(target.kernel_id, kind)
+        figures = await self._pages.read_engine(target.metrics_url, source, ends_at, elsewhere)
+        cost = cost_of(source.reading) if source.reading is not None else None
+        if cost is not None:
+            self._costs.note(target.kernel_id, kind, cost)
+        return figures
 
     async def _inside(
         self, target: Target, name: str, source: Source, ends_at: float

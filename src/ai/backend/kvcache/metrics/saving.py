@@ -121,7 +121,7 @@ def saved_seconds(reading: Reading, elsewhere: Cost = NO_COST) -> float | None:
     cost, seconds = of_engine + elsewhere, _load_seconds(reading)
     if seconds is None:
         return None
-    if not cost.tokens:
+    if cost.tokens < 1:
         return None
     least_load, most_load = seconds
     at_least = finished * (cost.least_seconds / cost.tokens)
