@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import attrs
 from packaging.specifiers import SpecifierSet
 
-from ..errors import DeclinedError
 from .adapter import EngineAdapter
+from .traits import Trait, Traits
 from .versions import NEWEST, OLDEST_VLLM, TITLES, Versions, release_of
 
 
@@ -21,7 +21,8 @@ class Incompatible:
     """Package → the versions that are meant. All of them have to be."""
     because: str
     source: str
-    latent_attention_only: bool = False
+    having: Traits = frozenset()
+    """Traits that a session must have, all of them, for the row to be about it."""
 
 
 _OLD_VLLM = Incompatible(
@@ -51,7 +52,7 @@ INCOMPATIBLE = (
         "it stores the blocks of this model's attention in a form that it cannot read back; use "
         "an image with LMCache 0.3.9 or later",
         "LMCache#1323",
-        latent_attention_only=True,
+        having=frozenset({Trait.LATENT}),
     ),
 )
 
@@ -66,22 +67,15 @@ def _matches(row: Incompatible, versions: Versions) -> bool:
     return True
 
 
-def refuse_incompatible(
-    adapter: EngineAdapter, versions: Versions, *, latent_attention: bool
-) -> None:
-    """Some versions do not work together, or not in this way.
-
-    Raises:
-        DeclinedError: these are known not to; the message says why and where that is known from.
-    """
+def incompatibility(adapter: EngineAdapter, versions: Versions, traits: Traits) -> str | None:
+    """Why these versions are known not to work in this way; None where nothing is known."""
     for row in INCOMPATIBLE:
-        if row.latent_attention_only and not latent_attention:
-            continue
-        if adapter.name in row.adapters and _matches(row, versions):
-            raise DeclinedError(
+        if adapter.name in row.adapters and row.having <= traits and _matches(row, versions):
+            return (
                 f"{versions.named(adapter.packages)} does not work as {adapter.name}: "
                 f"{row.because} ({row.source})"
             )
+    return None
 
 
 def version_notes(adapter: EngineAdapter, versions: Versions) -> tuple[str, ...]:

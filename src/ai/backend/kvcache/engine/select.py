@@ -1,4 +1,4 @@
-"""Which adapter a session gets."""
+"""Which ways a session can go, and which adapter it therefore gets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from packaging.version import Version
 from ..errors import DeclinedError
 from .adapter import EngineAdapter, Transport
 from .command import Program
+from .compatibility import incompatibility
+from .traits import Traits
 from .versions import TITLES, Versions, release_of
 
 
@@ -66,34 +68,25 @@ def adapter_named(name: str) -> EngineAdapter:
     return adapter
 
 
-def _obstacle(way: Way, versions: Versions) -> str | None:
-    """Why the image does not fit; None where it does, or nothing is known against it."""
-    for package, oldest in way.needs.items():
-        if versions.lacks(package):
-            return f"the image has no {TITLES[package]}"
-        version = versions.of(package)
-        release = None if version is None else release_of(version)
-        if release is not None and release < Version(oldest):
-            return f"{TITLES[package]} {version} is too old, {oldest} or later is needed"
-    return None
+def candidates(program: Program, device: str | None, wish: Wish) -> tuple[Way, ...]:
+    """The ways that a session may go, the better one first, whatever its versions are.
 
-
-def select(program: Program, device: str | None, versions: Versions, wish: Wish) -> EngineAdapter:
-    """The first adapter that fits.
+    Args:
+        device: Backend.AI's name of the GPUs' kind. None: no GPUs.
 
     Raises:
-        DeclinedError: none does; the message says why for each that could have been meant.
+        DeclinedError: there is none, or none that is wished for.
     """
     running = [way for way in WAYS if way.program is program and way.device == device]
     if not running:
         on = "without GPUs" if device is None else f"on {device!r} accelerators"
         raise DeclinedError(f"KV cache folders are not known to work for {program} {on}")
-    wanted = [
+    wanted = tuple(
         way
         for way in running
         if (way.adapter == wish.adapter if wish.adapter else not way.only_by_name)
         and wish.transport in (None, way.transport)
-    ]
+    )
     if not wanted:
         asked = ", ".join(
             f"{name} = {value}"
@@ -104,8 +97,67 @@ def select(program: Program, device: str | None, versions: Versions, wish: Wish)
         raise DeclinedError(
             f"{asked} does not go with this session, which runs {program}; it can have {possible}"
         )
-    obstacles = [(way, _obstacle(way, versions)) for way in wanted]
-    for way, obstacle in obstacles:
-        if obstacle is None:
-            return adapter_named(way.adapter)
-    raise DeclinedError("; ".join(f"no {way.adapter}: {obstacle}" for way, obstacle in obstacles))
+    return wanted
+
+
+def obstacle(way: Way, versions: Versions, traits: Traits) -> str | None:
+    """Why a session cannot go a way with these versions; None where nothing is known against it."""
+    for package, oldest in way.needs.items():
+        if versions.lacks(package):
+            return f"the image has no {TITLES[package]}"
+        version = versions.of(package)
+        release = None if version is None else release_of(version)
+        if release is not None and release < Version(oldest):
+            return f"{TITLES[package]} {version} is too old, {oldest} or later is needed"
+    return incompatibility(adapter_named(way.adapter), versions, traits)
+
+
+@attrs.frozen
+class Selection:
+    """The ways of a session, judged by its versions and traits."""
+
+    ways: tuple[Way, ...]
+    """Those that it can go, the better one first. Empty: none."""
+    refused: Mapping[str, str]
+    """The adapters of all others, and why they cannot be taken."""
+
+    @property
+    def adapter(self) -> EngineAdapter | None:
+        """The adapter of the best way; None where no way is left."""
+        return adapter_named(self.ways[0].adapter) if self.ways else None
+
+
+def select(
+    program: Program,
+    device: str | None,
+    versions: Versions,
+    traits: Traits = frozenset(),
+    wish: Wish | None = None,
+) -> Selection:
+    """Which ways a session can go, by what is known of its versions.
+
+    Args:
+        device: Backend.AI's name of the GPUs' kind. None: no GPUs.
+        traits: what the session has besides.
+
+    Raises:
+        DeclinedError: there is no way for such a program or device, or none that is wished for.
+    """
+    judged = [
+        (way, obstacle(way, versions, traits))
+        for way in candidates(program, device, wish or Wish())
+    ]
+    return Selection(
+        ways=tuple(way for way, why in judged if why is None),
+        refused={way.adapter: why for way, why in judged if why is not None},
+    )
+
+
+def summary(refused: Mapping[str, str]) -> str:
+    """Why no way is left, in one line. A reason that several ways share is given once."""
+    by_reason: dict[str, list[str]] = {}
+    for adapter, why in refused.items():
+        by_reason.setdefault(why, []).append(adapter)
+    if len(by_reason) == 1:
+        return next(iter(by_reason))
+    return "; ".join(f"no {' or '.join(names)}: {why}" for why, names in by_reason.items())
