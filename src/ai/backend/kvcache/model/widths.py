@@ -50,7 +50,9 @@ class Widths:
 
 def _size(fields: Fields | None, *names: str) -> int:
     """The first of the fields that holds a size. Some families give one for each layer."""
-    for name in names if fields is not None else ():
+    if fields is None:
+        return 0
+    for name in names:
         value = fields.values.get(name)
         if isinstance(value, list) and value:
             value = max((v for v in value if type(v) is int), default=None)

@@ -15,6 +15,7 @@ from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
 from ..model.source import find_config, read_config
 from ..model.weights import Weights, weigh
+from ..model.widths import Widths, read_widths
 from .session import Located, Session
 from .start import EngineStart
 
@@ -30,6 +31,7 @@ class Model:
     """The file that describes it."""
     path: PurePosixPath
     """Its directory in the container."""
+    widths: Widths = attrs.field(factory=Widths)
 
 
 def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, Located]:
@@ -96,10 +98,12 @@ def read_model(session: Session, start: EngineStart) -> Model:
             f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
+    described = _overridden(read_config(located.root, config), start.arguments.hf_overrides)
     geometry = read_geometry(
-        _overridden(read_config(located.root, config), start.arguments.hf_overrides),
+        described,
         file=config.name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
     )
-    return Model(geometry, weights, fingerprint(files), config.name, inside)
+    widths = read_widths(described, config.name)
+    return Model(geometry, weights, fingerprint(files), config.name, inside, widths)

@@ -26,14 +26,14 @@ _FIRST_LARGEST = Version("0.26.0")
 
 #: Bytes of one sequence and token of the vocabulary at the sampler's highest point. Up to 0.15 it
 #: sorts: logits of 2 bytes, the same as float32, sorted values and int64 indices, and as much again
-#: for the sort's own use (v1/sample/ops/topk_topp_sampler.py): 2 + 4 + 2 × (4 + 8). From 0.17 on
+#: for the sort's own use (v1/sample/ops/topk_topp_sampler.py): 2 + 4 + 2 * (4 + 8). From 0.17 on
 #: (0.16 was not looked at) a kernel works in place: 2 + 4, and probabilities of 4.
 _SORTING_BYTES = 30
 _IN_PLACE_BYTES = 10
 _FIRST_IN_PLACE = Version("0.17.0")
 
-#: Workspaces of cuBLAS and the attention backend, and vLLM's own input buffers. Logs of vLLM 0.10 to
-#: 0.15 show 0.25 to 0.3 GiB above what the other terms explain.
+#: Workspaces of cuBLAS and the attention backend, and vLLM's own input buffers. Logs of vLLM 0.10
+#: to 0.15 show 0.25 to 0.3 GiB above what the other terms explain.
 _WORKSPACE_BYTES = GIB // 4
 
 #: What a process takes outside of PyTorch with one GPU (logs: 0.02 to 0.3 GiB).
@@ -54,8 +54,8 @@ _LARGEST_CAPTURE = 512
 #: vLLM reads images in patches, and this many of them become one token of the text model.
 _PATCHES_OF_A_TOKEN = 4
 
-#: The versions whose pool leaves room for the CUDA graphs. Before, they lie outside of vLLM's share;
-#: and from 0.22 to 0.25 the new model runner, which many models get, estimates none
+#: The versions whose pool leaves room for the CUDA graphs. Before, they lie outside of vLLM's
+#: share; and from 0.22 to 0.25 the new model runner, which many models get, estimates none
 #: (v1/worker/gpu/model_runner.py, profile_cudagraph_memory returns 0).
 _GRAPHS_IN_SHARE = SpecifierSet(">=0.20.0,<0.22.0")
 _GRAPHS_IN_SHARE_AGAIN = Version("0.26.0")
