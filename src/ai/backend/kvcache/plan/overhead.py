@@ -194,7 +194,7 @@ def estimate_overhead(
         + _ALONE_BYTES
         + talk
         + (graphs if counted else 0),
-        low=least_peak // 2,
+        low=least_peak * 3 // 5 + _WORKSPACE_BYTES // 2 + talk // 2,
         high=driver * 3 // 2
         + peak * 27 // 20
         + 2 * (_WORKSPACE_BYTES + _ALONE_BYTES)
