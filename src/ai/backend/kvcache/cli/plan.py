@@ -14,7 +14,6 @@ from ..engine.versions import NEWEST
 from ..errors import KVCacheError
 from ..model.source import open_model
 from ..plan.ask import sizing_request
-from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib
@@ -71,9 +70,7 @@ _SETTINGS = ("env", "yaml")
 @click.option(
     "--gpu-memory-utilization",
     type=Share(),
-    default=str(DEFAULT_UTILIZATION),
-    show_default=True,
-    help="vLLM's share of a GPU before the buffer is taken from it.",
+    help="vLLM's share of a GPU without KV cache. [default: 0.92; 0.9 before vLLM 0.20]",
 )
 @click.option("--pin-utilization", is_flag=True, help="Leave that share as it is.")
 @click.option("--max-model-len", type=COUNT, help="Longest context. [default: the model's]")
@@ -86,9 +83,7 @@ _SETTINGS = ("env", "yaml")
 @click.option(
     "--overhead",
     type=Size(),
-    default=DEFAULT_OVERHEAD_BYTES,
-    show_default=gib(DEFAULT_OVERHEAD_BYTES),
-    help="Of one GPU: activations, CUDA graphs, communication.",
+    help="Of one GPU: activations, CUDA graphs, communication. [default: estimated]",
 )
 @click.option(
     "--concurrent-transfers",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from ..engine.adapters.lmcache_gds import ADAPTER
+from ..engine.lmcache import CHUNK_TOKENS
 from ..engine.versions import NEWEST
 from ..errors import SizeError
 from ..model.parallel import Parallel
 from ..model.source import ModelSource
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
-from .budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
 
 
@@ -35,15 +34,15 @@ def sizing_request(
     tensor_parallel: int | None = None,
     pipeline_parallel: int = 1,
     decode_context_parallel: int = 1,
-    gpu_memory_utilization: Decimal = DEFAULT_UTILIZATION,
+    gpu_memory_utilization: Decimal | None = None,
     pin_utilization: bool = False,
     max_model_len: int | None = None,
     kv_cache_dtype: str = "auto",
     weights: int | None = None,
-    overhead: int = DEFAULT_OVERHEAD_BYTES,
+    overhead: int | None = None,
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS,
     context: int | None = None,
-    chunk_size: int = ADAPTER.chunk_tokens,
+    chunk_size: int = CHUNK_TOKENS,
     lmcache_version: str = NEWEST["lmcache"],
     vllm_version: str = NEWEST["vllm"],
 ) -> SizingRequest:

@@ -17,6 +17,7 @@ from ..model.geometry import Geometry, read_geometry
 from ..model.overrides import override
 from ..model.source import find_config, read_config
 from ..model.weights import Weights, weigh
+from ..model.widths import Widths, read_widths
 from .session import Located, Session
 from .start import EngineStart
 
@@ -36,6 +37,7 @@ class Model:
     """The file that describes it."""
     path: PurePosixPath
     """Its directory in the container."""
+    widths: Widths = attrs.field(factory=Widths)
 
 
 def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, Located]:
@@ -119,12 +121,14 @@ def read_model(session: Session, start: EngineStart, vllm: Version | None) -> Mo
             f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
+    described = override(read_config(located.root, config), _changes(start.arguments.hf_overrides))
     geometry = read_geometry(
-        override(read_config(located.root, config), _changes(start.arguments.hf_overrides)),
+        described,
         file=config.name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
         vllm=vllm,
     )
     _refuse_variables(session, geometry)
-    return Model(geometry, weights, fingerprint(files), config.name, inside)
+    widths = read_widths(described, config.name)
+    return Model(geometry, weights, fingerprint(files), config.name, inside, widths)
