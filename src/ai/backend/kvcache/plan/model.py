@@ -13,10 +13,14 @@ from ..errors import DeclinedError, ModelError, StartCommandError
 from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
-from ..model.source import find_config, read_config
-from ..model.weights import Weights, weigh
+from ..model.source import ModelSource, find_config, read_config
+from ..model.weights import Weights, estimate_weights, weigh
 from .session import Located, Session
 from .start import EngineStart
+
+
+#: Stands for the fingerprint of a model whose weights are not on this host. No session has it.
+NO_FINGERPRINT = "unknown"
 
 
 @attrs.frozen
@@ -32,28 +36,37 @@ class Model:
     """Its directory in the container."""
 
 
-def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, Located]:
-    """(the model's directory in the container, where it lies on this host)."""
+def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
+    """The model's directory in the container."""
     if start.arguments.model is not None:
         base = session.service.model_path if session.service else PurePosixPath("/home/work")
-        inside = base / start.arguments.model
-    elif session.service is not None:
-        inside = session.service.model_path
-    else:
-        models = [m for m in session.mounts if m.is_model]
-        if len(models) != 1:
-            raise DeclinedError(
-                "the session has no model folder"
-                if not models
-                else "the session has several model folders and no start command that names one"
-            )
-        inside = models[0].container_path
+        return base / start.arguments.model
+    if session.service is not None:
+        return session.service.model_path
+    models = [m for m in session.mounts if m.is_model]
+    if len(models) != 1:
+        raise DeclinedError(
+            "the session has no model folder"
+            if not models
+            else "the session has several model folders and no start command that names one"
+        )
+    return models[0].container_path
+
+
+def _locate_model(session: Session, inside: PurePosixPath) -> Located:
+    """Where the model's directory lies on this host."""
     located = session.locate(inside)
     if located is None or not located.path.is_dir():
         raise DeclinedError(
             f"the model {str(inside)!r} is not in a folder mounted into the session"
         )
-    return inside, located
+    return located
+
+
+def _known_model(session: Session, inside: PurePosixPath) -> ModelSource | None:
+    """What is known of a model whose files are not on this host. None: its files are read."""
+    mount = session.mount_at(inside)
+    return mount.known_model if mount and mount.container_path == inside else None
 
 
 def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str, Any]:
@@ -79,6 +92,16 @@ def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str
     return merged
 
 
+def _geometry(config: Mapping[str, Any], file: str, start: EngineStart) -> Geometry:
+    """The geometry of a model, as the engine is told to run it."""
+    return read_geometry(
+        _overridden(config, start.arguments.hf_overrides),
+        file=file,
+        dtype=start.arguments.dtype,
+        kv_cache_dtype=start.arguments.kv_cache_dtype,
+    )
+
+
 def read_model(session: Session, start: EngineStart) -> Model:
     """Reads the model through this host's path of its folder.
 
@@ -86,20 +109,20 @@ def read_model(session: Session, start: EngineStart) -> Model:
         DeclinedError: the session has no model folder.
         ModelError: the model is not readable or not of a kind that is covered.
     """
-    inside, located = _locate_model(session, start)
+    inside = _model_directory(session, start)
+    if (known := _known_model(session, inside)) is not None:
+        weights = known.weights or estimate_weights(known.config, known.file)
+        geometry = _geometry(known.config, known.file, start)
+        return Model(geometry, weights, NO_FINGERPRINT, known.file, inside)
+    located = _locate_model(session, inside)
     files = list_model(located.root, located.path)
-    weights = weigh(files)
-    if weights is None:
+    found = weigh(files)
+    if found is None:
         # Without them nothing tells one fine-tune of a model from another.
         raise ModelError(
             "the model folder has no weight files "
             f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
-    geometry = read_geometry(
-        _overridden(read_config(located.root, config), start.arguments.hf_overrides),
-        file=config.name,
-        dtype=start.arguments.dtype,
-        kv_cache_dtype=start.arguments.kv_cache_dtype,
-    )
-    return Model(geometry, weights, fingerprint(files), config.name, inside)
+    geometry = _geometry(read_config(located.root, config), config.name, start)
+    return Model(geometry, found, fingerprint(files), config.name, inside)

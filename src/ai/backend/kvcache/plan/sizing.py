@@ -151,6 +151,13 @@ class Sizing:
         """The plan for programs. Keys stay as they are."""
         geometry, budget = self.geometry, self.budget
         return {
+            "kv_cache": budget is not None,
+            "reason": None if budget else self.reasons[0],
+            "way": ADAPTER.name if budget else None,
+            "refused": {} if budget else {ADAPTER.name: self.reasons[0]},
+            # Both follow from a start command too.
+            "namespace": None,
+            "start_command": None,
             "model": {
                 "name": self.request.model.name,
                 "model_type": geometry.model_type,
