@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 import click
@@ -14,12 +13,12 @@ from click.core import ParameterSource
 
 from ..engine.versions import NEWEST
 from ..engine.vllm import CONFIG_FILE
-from ..errors import KVCacheError
-from ..model.source import open_model
+from ..errors import KVCacheError, ModelError
+from ..model.source import ModelSource, open_model
 from ..plan.ask import sizing_request, trial_request
 from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
-from ..plan.trial import NOT_IN_IMAGE, try_start
+from ..plan.trial import try_start
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib
 from .catalog_text import catalog_json, catalog_text
@@ -190,6 +189,7 @@ class _WithStartCommand(click.Command):
 @click.pass_context
 def plan(
     ctx: click.Context,
+    /,
     models: tuple[str, ...],
     command: tuple[str, ...] | None,
     output: str,
@@ -239,6 +239,15 @@ def _echo(text: str, notes: Collection[str]) -> None:
         click.echo(f"# {note}", err=True)
 
 
+def _open(model: str, models: Sequence[str]) -> ModelSource:
+    try:
+        return open_model(model)
+    except ModelError as e:
+        if model == models[0]:
+            raise
+        raise ModelError(f"{e}; a start command stands behind --") from e
+
+
 def _plan_figures(models: Sequence[str], output: str, said: Mapping[str, Any]) -> bool:
     """Plans from figures alone; whether KV cache is planned for all models."""
     if strange := [name for name in _OF_SESSION if name in said]:
@@ -252,7 +261,7 @@ def _plan_figures(models: Sequence[str], output: str, said: Mapping[str, Any]) -
         )
     if output in _SETTINGS and len(models) > 1:
         raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
-    sizings = [size(sizing_request(open_model(model), **said)) for model in models]
+    sizings = [size(sizing_request(_open(model, models), **said)) for model in models]
     notes = (*sizings[0].geometry.warnings, *sizings[0].reasons) if output in _SETTINGS else ()
     _echo(_FORMATS[output](sizings), notes)
     return all(sizing.budget is not None for sizing in sizings)

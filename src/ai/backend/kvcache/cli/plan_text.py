@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+import yaml
+
 from ..plan.sizing import Sizing
 from ..plan.tell import FILES_DIRECTORY
 from ..sizes import GIB, gib
@@ -148,7 +150,11 @@ def _told(trial: Mapping[str, Any]) -> list[str]:
     return [
         _section("start command", [shlex.join(command)]) if command else "start command: unchanged",
         _section("environment", [f"{k}={v}" for k, v in trial["environment"].items()]),
-        *(_section(str(FILES_DIRECTORY / name), [text]) for name, text in settings.items()),
+        *(
+            _section(str(FILES_DIRECTORY / name), [text])
+            for name, text in settings.items()
+            if yaml.safe_load(text)
+        ),
         _section(f"besides in {FILES_DIRECTORY}", [*others, *links]),
         f"/dev/shm: {gib(shared_memory)}" if shared_memory else "",
     ]

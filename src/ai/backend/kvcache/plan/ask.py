@@ -12,7 +12,7 @@ import attrs
 
 from ..engine.adapters.lmcache_gds import ADAPTER
 from ..engine.versions import NEWEST
-from ..errors import SizeError
+from ..errors import SizeError, StartCommandError
 from ..model.parallel import Parallel
 from ..model.source import ModelSource, open_model
 from ..model.weights import Weights
@@ -20,7 +20,7 @@ from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from .budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
-from .trial import TrialRequest
+from .trial import DEFAULT_MODEL_PATH, TrialRequest
 
 
 def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:
@@ -124,7 +124,13 @@ def trial_request(
         ModelError: the model cannot be found or read.
         PolicyError: a setting is none, or has a value that cannot be used.
         SizeError: the weights are given of a model whose files say it.
+        StartCommandError: the model's path in the session is none.
     """
+    if model_path is not None and not PurePosixPath(model_path).is_absolute():
+        raise StartCommandError(
+            f"the model's path in the session, {model_path!r}, does not begin with /; write it as "
+            f"{DEFAULT_MODEL_PATH}"
+        )
     on_host = _model_on_host(model)
     if weights is not None:
         if isinstance(on_host, Path):

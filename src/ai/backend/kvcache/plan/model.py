@@ -18,7 +18,6 @@ from ..model.weights import Weights, estimate_weights, weigh
 from .session import Located, Session
 from .start import EngineStart
 
-
 #: Stands for the fingerprint of a model whose weights are not on this host. No session has it.
 NO_FINGERPRINT = "unknown"
 

@@ -237,6 +237,7 @@ def _gpus(
         if request.gpu_memory_bytes is not None:
             raise SizeError("a session without GPUs (gpus = 0) has no GPU memory; leave it out")
         return None, ()
+    is_read = start is not None and start.command is not None
     needed = 1
     if start is not None:
         needed = parallel_of(session, start)[0].gpus * start.arguments.data_parallel
@@ -246,10 +247,13 @@ def _gpus(
         memory = max(1, int(request.gpus * memory))
     notes: list[str] = []
     if request.gpus is None:
+        why = ", as many as the start command needs" if is_read else ""
         notes.append(
-            f"{count} GPU{'s are' if count > 1 else ' is'} assumed, as many as the start command "
-            "needs; say how many by --gpus (0: none)"
+            f"{count} GPU{'s are' if count > 1 else ' is'} assumed{why}; say how many by --gpus "
+            "(0: none)"
         )
+    elif not is_read:
+        pass
     elif count < needed:
         notes.append(
             f"the start command needs {needed} GPUs, and the session has {count}: unless it runs "
@@ -291,10 +295,14 @@ def _session(request: TrialRequest) -> tuple[Session, tuple[str, ...]]:
         ),
     )
     start = _start(session)
+    of_folder = f"the session is assumed to have a KV folder, at {kv_folder.container_path}"
     versions, of_versions = _versions(request, start)
     gpus, of_gpus = _gpus(request, session, start)
     image = attrs.evolve(session.image, found=versions)
-    return attrs.evolve(session, image=image, gpus=gpus), (*of_versions, *of_gpus)
+    return (
+        attrs.evolve(session, image=image, gpus=gpus),
+        (of_folder, *of_versions, *of_gpus),
+    )
 
 
 def _namespace_unknown(request: TrialRequest, settings: Settings) -> str | None:
