@@ -7,6 +7,7 @@ srt/server_args_config_parser.py).
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,21 @@ class EngineArguments:
     """Scales of an fp8 cache are computed from the first requests of each start."""
     speculates: bool
     """Whether a draft model runs beside."""
+    prefill_context_parallel: int = 1
+    kv_cache_memory_bytes: int | None = None
+    """Of each GPU, for the pool: vLLM ignores the utilization then (vLLM, config/cache.py)."""
+    num_gpu_blocks_override: int | None = None
+    """How many blocks the pool has, whatever was measured."""
+    cpu_offload_gb: float = 0.0
+    """GiB of weights of each GPU that stay in host memory."""
+    swap_space: float | None = None
+    """GiB of host memory of each GPU for swapped blocks; vLLM has no such option from 0.18 on."""
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enforce_eager: bool = False
+    """Whether CUDA graphs are off."""
+    enable_prompt_embeds: bool = False
+    attention_backend: str | None = None
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -163,6 +179,16 @@ def _utilization(option: str, value: str | None) -> str | None:
     return value
 
 
+def _fraction(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise StartCommandError(f"{name} {value!r} is not a number of 0 or more")
+    return number
+
+
 class _Values:
     """The last value of each field, and by which option it was given."""
 
@@ -182,6 +208,9 @@ class _Values:
         if field not in self._given:
             return None
         return _number(*self._given[field])
+
+    def fraction(self, field: str) -> float | None:
+        return _fraction(*self._given[field]) if field in self._given else None
 
     def length(self, field: str) -> int | None:
         # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
@@ -248,4 +277,14 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         sleep_mode=flags.get("sleep_mode", False),
         computes_kv_scales=flags.get("computes_kv_scales", False),
         speculates=speculates,
+        prefill_context_parallel=values.number("prefill_context_parallel") or 1,
+        kv_cache_memory_bytes=values.number("kv_cache_memory_bytes"),
+        num_gpu_blocks_override=values.number("num_gpu_blocks_override"),
+        cpu_offload_gb=values.fraction("cpu_offload_gb") or 0.0,
+        swap_space=values.fraction("swap_space"),
+        max_num_batched_tokens=values.number("max_num_batched_tokens"),
+        max_num_seqs=values.number("max_num_seqs"),
+        enforce_eager=flags.get("enforce_eager", False),
+        enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
+        attention_backend=values.text("attention_backend"),
     )

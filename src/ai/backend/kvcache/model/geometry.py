@@ -19,7 +19,7 @@ from .layers import LayerCache, LayerKind
 from .length import longest_context
 from .parallel import GpuShare, Parallel, divide_layers
 from .recurrent import recurrent_cache
-from .text import layer_count, text_fields
+from .text import is_multimodal, layer_count, text_fields
 
 #: vLLM's assumption for a model that states no length.
 _UNSTATED_LENGTH = 2048
@@ -56,6 +56,8 @@ class Geometry:
     """What keys and values are stored as."""
     max_model_len: int
     """Tokens: the longest context the model's own configuration allows."""
+    is_multimodal: bool = False
+    """Whether the model takes images, video or sound besides text."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -81,6 +83,7 @@ class Geometry:
 
     @property
     def has_windows(self) -> bool:
+        """Whether some layers look back at the last tokens only."""
         return any(g.cache.window is not None for g in self.groups)
 
     @property
@@ -92,6 +95,22 @@ class Geometry:
     def is_latent(self) -> bool:
         """Whether layers keep one compressed vector of a token for all heads (MLA)."""
         return any(g.cache.kind is LayerKind.LATENT for g in self.groups)
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether sparse attention keeps keys of its own, by which it chooses tokens (DSA)."""
+        return any(g.cache.kind is LayerKind.INDEXER for g in self.groups)
+
+    @property
+    def has_unequal_heads(self) -> bool:
+        """Whether some attention layers have another number of KV heads, or larger ones, than
+        others. Keys of an indexer do not count: they are a cache of their own."""
+        shapes = {
+            (g.cache.heads, g.cache.head_bytes)
+            for g in self.groups
+            if g.cache.bytes_per_token and g.cache.kind is not LayerKind.INDEXER
+        }
+        return len(shapes) > 1
 
     def per_gpu(self, parallel: Parallel) -> GpuShare:
         """What one GPU holds.
@@ -206,6 +225,7 @@ def read_geometry(
         compute_dtype=computed,
         dtype=stored,
         max_model_len=max_model_len,
+        is_multimodal=is_multimodal(outer),
     )
     if model_type not in KNOWN:
         warnings.append(_assumption(model_type, geometry))

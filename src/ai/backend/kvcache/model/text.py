@@ -15,6 +15,31 @@ from .mistral import as_hugging_face
 #: Where multimodal models keep the description of the part that writes text.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
+#: What such parts for images, video and sound are called, beside the part that writes text.
+_MEDIA_PARTS = ("vision", "visual", "image", "video", "audio", "speech", "vit_config", "mm_")
+
+#: Architectures that vLLM serves as multimodal ones, and whose names do not end as others' do
+#: (model_executor/models/registry.py, _MULTIMODAL_MODELS, of vLLM 0.15.0 to 0.33.0).
+_MULTIMODAL = frozenset({
+    "Alpamayo2Super", "Cheers", "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM",
+    "DeepseekV41ForCausalLM", "DeepseekVLV2ForCausalLM", "DiffusionGemmaForBlockDiffusion",
+    "Dots3NoteForCausalLM", "DotsOCRForCausalLM", "FuyuForCausalLM", "GLM4VForCausalLM",
+    "H2OVLChatModel", "HCXVisionForCausalLM", "HCXVisionV2ForCausalLM", "HfMoondream",
+    "InternVLChatModel", "Llama_Nemotron_Nano_VL", "MiDashengLMModel", "MiMoV2OmniForCausalLM",
+    "MiniCPMO", "MiniCPMV", "MolmoForCausalLM", "Moondream3ForCausalLM",
+    "MoonshotKimiaForCausalLM", "MossAudioModel", "NVLM_D", "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3",
+    "OpenVLAForActionPrediction", "Ovis", "Ovis2_5", "Ovis2_6ForCausalLM",
+    "Ovis2_6_MoeForCausalLM", "Phi3VForCausalLM", "Phi4ForCausalLMV", "Phi4MMForCausalLM",
+    "Qwen2_5OmniModel", "Qwen3ASRRealtimeGeneration", "RadioMBartPrefixForCausalLM",
+    "SkyworkR1VChatModel", "UltravoxModel", "UnlimitedOCRForCausalLM",
+    "VoxtralRealtimeGeneration", "VoxtralStreamingGeneration",
+})  # fmt: skip
+
+#: All others are called so. One text model is too: ChatGLM of old.
+_MULTIMODAL_SUFFIX = "ForConditionalGeneration"
+_TEXT_IN_SPITE_OF_NAME = frozenset({"ChatGLMForConditionalGeneration"})
+
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -43,6 +68,25 @@ def _text_part(fields: Fields) -> Fields | None:
         if part is not None and part.values:
             return part
     return None
+
+
+def is_multimodal(outer: Fields) -> bool:
+    """Whether the model takes images, video or sound besides text.
+
+    Args:
+        outer: the whole configuration.
+
+    Raises:
+        ModelError: the list of architectures is no list of names.
+    """
+    if any(name.startswith(_MEDIA_PARTS) and value for name, value in outer.values.items()):
+        return True
+    architectures = outer.names("architectures") if outer.has("architectures") else []
+    return any(
+        name in _MULTIMODAL
+        or (name.endswith(_MULTIMODAL_SUFFIX) and name not in _TEXT_IN_SPITE_OF_NAME)
+        for name in architectures
+    )
 
 
 def layer_count(fields: Fields) -> int:
