@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -196,13 +197,20 @@ class TestModel:
             == tried(*SERVE, versions=OLD)["namespace"]
         )
 
-    def test_without_files_there_is_no_namespace(self, tried: Trying) -> None:
-        trial = tried(*SERVE, "-tp", "2", versions=OLD, model=open_model("qwen3-32b"))
-        assert (trial["kv_cache"], trial["namespace"]) == (True, None)
-        assert trial["plan"]["namespace"] is None
-        assert trial["environment"]["LMCACHE_GDS_PATH"] == "/kvcache/ns/<namespace>"
-        assert trial["environment"]["PYTHONHASHSEED"] == "<seed of the namespace>"
-        assert any("model's files" in note for note in trial["notes"])
+    def test_without_files_the_namespace_is_assumed(self, tried: Trying) -> None:
+        def of(name: str, *more: str) -> dict[str, Any]:
+            return tried(*SERVE, "-tp", "2", *more, versions=OLD, model=open_model(name))
+
+        trial = of("qwen3-32b")
+        name = trial["namespace"]
+        assert re.fullmatch("assumed-[0-9a-f]{32}", name)
+        assert trial["environment"]["LMCACHE_GDS_PATH"] == f"/kvcache/ns/{name}"
+        assert trial["environment"]["PYTHONHASHSEED"].startswith("assumed-")
+        assert any("no session has a namespace that begins" in note for note in trial["notes"])
+        # It tells start commands apart, and models, as the real ones are told apart.
+        assert of("qwen3-32b", "--port", "9000")["namespace"] == name
+        assert of("qwen3-32b", "--kv-cache-dtype", "fp8")["namespace"] != name
+        assert of("qwen3-14b")["namespace"] != name
 
     def test_without_weights(self, tried: Trying, model: Path) -> None:
         (model / "model.safetensors").unlink()
@@ -213,7 +221,7 @@ class TestNamespace:
     @pytest.mark.parametrize("sharing", ["user", "session"])
     def test_of_one_owner(self, tried: Trying, sharing: str) -> None:
         trial = tried(*SERVE, versions=OLD, environ={"BACKENDAI_KVCACHE_SHARE": sharing})
-        assert (trial["kv_cache"], trial["namespace"]) == (True, None)
+        assert trial["namespace"].startswith("assumed-")
         assert any(f"sharing = {sharing}" in note for note in trial["notes"])
 
     def test_versions_count(self, tried: Trying) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -14,7 +13,7 @@ from ..engine.adapters.lmcache_gds import ADAPTER
 from ..engine.versions import NEWEST
 from ..errors import SizeError, StartCommandError
 from ..model.parallel import Parallel
-from ..model.source import ModelSource, open_model
+from ..model.source import ModelSource, is_model, open_model
 from ..model.weights import Weights
 from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
@@ -89,8 +88,10 @@ def sizing_request(
 
 def _model_on_host(argument: str) -> ModelSource | Path:
     """The directory whose files are read, or what is known of a model without any here."""
-    if os.path.isdir(argument):
-        return Path(argument).resolve()
+    path = Path(argument)
+    if argument and path.is_dir() and not is_model(path):
+        # Of several models, one of which the command names.
+        return path.resolve()
     source = open_model(argument)
     return source.files.directory.resolve() if source.files else source
 

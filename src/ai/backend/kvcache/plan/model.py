@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
+import xxhash
 
 from ..errors import DeclinedError, ModelError, StartCommandError
 from ..model.files import WEIGHT_SUFFIXES, list_model
@@ -17,9 +18,6 @@ from ..model.source import ModelSource, find_config, read_config
 from ..model.weights import Weights, estimate_weights, weigh
 from .session import Located, Session
 from .start import EngineStart
-
-#: Stands for the fingerprint of a model whose weights are not on this host. No session has it.
-NO_FINGERPRINT = "unknown"
 
 
 @attrs.frozen
@@ -112,7 +110,10 @@ def read_model(session: Session, start: EngineStart) -> Model:
     if (known := _known_model(session, inside)) is not None:
         weights = known.weights or estimate_weights(known.config, known.file)
         geometry = _geometry(known.config, known.file, start)
-        return Model(geometry, weights, NO_FINGERPRINT, known.file, inside)
+        # No session has such a fingerprint; two models that are known as the same have the same.
+        described = json.dumps([known.name, known.config], sort_keys=True, default=str)
+        stand_in = f"unknown {xxhash.xxh3_128_hexdigest(described.encode())}"
+        return Model(geometry, weights, stand_in, known.file, inside)
     located = _locate_model(session, inside)
     files = list_model(located.root, located.path)
     found = weigh(files)

@@ -23,12 +23,11 @@ from ..errors import (
     DeclinedError,
     EngineVersionError,
     KVCacheError,
-    ModelError,
     SizeError,
     StartCommandError,
 )
 from ..folder.entries import Owner
-from ..model.source import ModelSource, find_config
+from ..model.source import ModelSource, is_model
 from ..policy.policy import Policy
 from ..policy.request import FOLDER, SWITCH, TRANSPORT
 from ..policy.settings import Settings, Sharing
@@ -49,6 +48,9 @@ NOT_IN_IMAGE = "none"
 
 #: Where Backend.AI mounts a service's model folder unless its definition says otherwise.
 DEFAULT_MODEL_PATH = PurePosixPath("/models")
+
+#: Begins what stands for the name, and the seed, of a namespace that cannot be known.
+ASSUMED = "assumed-"
 
 #: The packages that an image holds by itself, by what it runs.
 _PACKAGES: Mapping[Program, tuple[str, ...]] = {
@@ -86,16 +88,14 @@ class Trial:
     """The decision."""
 
     preparation: Preparation
-    namespace_unknown_because: str | None
-    """None: a session like this one has the very namespace."""
+    namespace_assumed_because: str | None
+    """Why no session has this namespace. None: one like this has."""
     notes: tuple[str, ...]
     """What was assumed, and what a real session may have otherwise."""
 
     def to_json(self) -> dict[str, Any]:
         """The decision for programs and people, without the secrets of the start command."""
-        made, namespace = self.preparation, self.preparation.plan.namespace
-        hidden = namespace if self.namespace_unknown_because is not None else None
-        plan = made.plan if hidden is None else attrs.evolve(made.plan, namespace=None)
+        made, plan = self.preparation, self.preparation.plan
         document = {
             "kv_cache": plan.no_kv_cache_because is None,
             "reason": plan.no_kv_cache_because,
@@ -114,9 +114,10 @@ class Trial:
             "plan": plan.to_json(),
             "notes": list(self.notes),
         }
-        if hidden is not None:
-            document = _replaced(document, hidden.name, "<namespace>")
-            document = _replaced(document, str(hidden.hash_seed), "<seed of the namespace>")
+        if plan.namespace is not None and self.namespace_assumed_because is not None:
+            name, seed = plan.namespace.name, str(plan.namespace.hash_seed)
+            document = _replaced(document, name, f"{ASSUMED}{name}")
+            document = _replaced(document, seed, f"{ASSUMED}{seed}")
         return document
 
 
@@ -164,14 +165,6 @@ def _check_command(command: Sequence[str]) -> None:
         )
 
 
-def _is_model(directory: Path) -> bool:
-    try:
-        find_config(directory)
-    except ModelError:
-        return False
-    return True
-
-
 def _mount(request: TrialRequest, path: PurePosixPath) -> Mount:
     """The model's folder at a path of the container."""
     model = request.model
@@ -203,7 +196,7 @@ def _mounted(request: TrialRequest, session: Session) -> Session:
     if request.model_path is not None or start is None or start.arguments.model is None:
         return session
     named = PurePosixPath(start.arguments.model)
-    whole = not isinstance(request.model, Path) or _is_model(request.model)
+    whole = not isinstance(request.model, Path) or is_model(request.model)
     if not (named.is_absolute() and whole):
         # Some place in the folder, or a name that the engine would download.
         return session
@@ -305,18 +298,18 @@ def _session(request: TrialRequest) -> tuple[Session, tuple[str, ...]]:
     )
 
 
-def _namespace_unknown(request: TrialRequest, settings: Settings) -> str | None:
+def _namespace_assumed(request: TrialRequest, settings: Settings) -> str | None:
     """Why nobody can say which namespace a session would have; None where it is certain."""
     if not isinstance(request.model, Path):
-        return (
-            "the namespace follows from the model's files too, and they are not here; give the "
-            "model's directory to know it"
-        )
-    if settings.sharing is not Sharing.PROJECT:
-        return (
-            f"the namespace follows from the {settings.sharing} too (sharing = {settings.sharing})"
-        )
-    return None
+        missing = "the model's weights, which are not here; give its whole directory to know it"
+    elif settings.sharing is not Sharing.PROJECT:
+        missing = f"the {settings.sharing} (sharing = {settings.sharing})"
+    else:
+        return None
+    return (
+        f"no session has a namespace that begins with {ASSUMED!r}: its name follows from "
+        f"{missing}; two start commands that get the same one here would share theirs"
+    )
 
 
 def _notes(preparation: Preparation) -> Iterator[str]:
@@ -345,17 +338,16 @@ def try_start(request: TrialRequest) -> Trial:
     _check_command(request.command)
     _check_versions(request.versions)
     session, assumed = _session(request)
-    unknown: str | None = None
+    assumed_because: str | None = None
     try:
         entitlement = entitle(session, request.policy)
         if entitlement is None:
             raise DeclinedError(f"the session declines it: {SWITCH} = {request.environ[SWITCH]}")
         preparation = decide(session, entitlement.settings)
-        unknown = _namespace_unknown(request, entitlement.settings)
+        if preparation.plan.namespace is not None:
+            assumed_because = _namespace_assumed(request, entitlement.settings)
     except KVCacheError as e:
         # As an agent does.
         preparation = without_kv_cache(SESSION_ID, str(e))
-    if preparation.plan.namespace is None:
-        unknown = None
-    reasons = () if unknown is None else (unknown,)
-    return Trial(preparation, unknown, (*assumed, *reasons, *_notes(preparation)))
+    reasons = () if assumed_because is None else (assumed_because,)
+    return Trial(preparation, assumed_because, (*assumed, *reasons, *_notes(preparation)))
