@@ -16,7 +16,6 @@ from ..engine.vllm import CONFIG_FILE
 from ..errors import KVCacheError, ModelError
 from ..model.source import ModelSource, open_model
 from ..plan.ask import sizing_request, trial_request
-from ..plan.budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
 from ..plan.trial import try_start
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
@@ -123,9 +122,7 @@ class _WithStartCommand(click.Command):
 @click.option(
     "--gpu-memory-utilization",
     type=Share(),
-    default=str(DEFAULT_UTILIZATION),
-    show_default=True,
-    help="vLLM's share of a GPU before the buffer is taken from it.",
+    help="vLLM's share of a GPU without KV cache. [default: 0.92; 0.9 before vLLM 0.20]",
 )
 @click.option("--pin-utilization", is_flag=True, help="Leave that share as it is.")
 @click.option("--max-model-len", type=COUNT, help="Longest context. [default: the model's]")
@@ -138,9 +135,7 @@ class _WithStartCommand(click.Command):
 @click.option(
     "--overhead",
     type=Size(),
-    default=DEFAULT_OVERHEAD_BYTES,
-    show_default=gib(DEFAULT_OVERHEAD_BYTES),
-    help="Of one GPU: activations, CUDA graphs, communication.",
+    help="Of one GPU: activations, CUDA graphs, communication. [default: estimated]",
 )
 @click.option(
     "--concurrent-transfers",

@@ -54,7 +54,7 @@ def _cache_rows(sizing: Sizing) -> list[list[str]]:
         full = geometry.bytes_per_token_no_hybrid
         rows.append(["  the same without windows", "", f"{full:,}", "", ""])
         on_gpu_full = share.bytes_per_token_no_hybrid
-        rows.append(["  … on one GPU, as with LMCache", "", f"{on_gpu_full:,}", "", ""])
+        rows.append(["  … on one GPU", "", f"{on_gpu_full:,}", "", ""])
     return rows
 
 
@@ -62,9 +62,10 @@ def _memory_rows(sizing: Sizing) -> list[list[str]]:
     gpu, budget = sizing.gpu, sizing.budget
     pool = sizing.pool_bytes_before
     buffer = budget.buffer_bytes if budget else 0
+    beside = sizing.beside_bytes
 
     def rest(pool_bytes: int, buffer_bytes: int) -> str:
-        used = gpu.weights_bytes + gpu.overhead_bytes + pool_bytes + buffer_bytes
+        used = gpu.weights_bytes + gpu.overhead.likely + pool_bytes + buffer_bytes
         return _size(gpu.memory_bytes - used) if used <= gpu.memory_bytes else _NONE
 
     def with_cache(text: str) -> list[str]:
@@ -73,10 +74,15 @@ def _memory_rows(sizing: Sizing) -> list[list[str]]:
     rows = [
         [f"One GPU, {gib(gpu.memory_bytes)}", "without", *with_cache("with KV cache")],
         ["  weights", _size(gpu.weights_bytes), *with_cache(_size(gpu.weights_bytes))],
-        ["  overhead", _size(gpu.overhead_bytes), *with_cache(_size(gpu.overhead_bytes))],
+        ["  overhead", _size(gpu.overhead.likely), *with_cache(_size(gpu.overhead.likely))],
         ["  KV pool", _size(pool), *with_cache(_size(sizing.pool_bytes_after))],
-        ["  transfer buffer", _NONE, *with_cache(_size(buffer))],
-        ["  left free", rest(pool, 0), *with_cache(rest(sizing.pool_bytes_after, buffer))],
+        ["  transfer buffer", _NONE, *with_cache(_size(buffer) if buffer else _NONE)],
+        *([["  LMCache's server", _NONE, _size(beside)]] if beside else []),
+        [
+            "  left free",
+            rest(pool, 0),
+            *with_cache(rest(sizing.pool_bytes_after, buffer + beside)),
+        ],
         [
             "  gpu_memory_utilization",
             str(gpu.utilization),
@@ -96,9 +102,10 @@ def _bar(sizing: Sizing) -> str:
     gpu, budget = sizing.gpu, sizing.budget
     parts = [
         ("weights", "█", gpu.weights_bytes),
-        ("overhead", "▓", gpu.overhead_bytes),
+        ("overhead", "▓", gpu.overhead.likely),
         ("KV pool", "▒", sizing.pool_bytes_after),
         ("buffer", "░", budget.buffer_bytes if budget else 0),
+        ("LMCache's server", "▞", sizing.beside_bytes),
     ]
     drawn, end, used = "", 0, 0
     for _, mark, size in parts:
@@ -120,6 +127,15 @@ def sizing_text(sizing: Sizing) -> str:
         f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
     ]
     verdict = "KV cache: yes" if sizing.budget else f"KV cache: no, because {sizing.reasons[0]}"
+    overhead = sizing.gpu.overhead
+    uncertain = (
+        [
+            f"  overhead is estimated: {_size(overhead.low)} to {_size(overhead.high)}; "
+            "vLLM prints at its start what it measures"
+        ]
+        if overhead.low != overhead.high
+        else []
+    )
     notes = [
         f"  {note}" for note in (*geometry.warnings, *sizing.reasons[0 if sizing.budget else 1 :])
     ]
@@ -128,7 +144,7 @@ def sizing_text(sizing: Sizing) -> str:
         "\n".join(head),
         table(_cache_rows(sizing)),
         f"{table(_memory_rows(sizing))}\n{_bar(sizing)}",
-        "\n".join((verdict, *notes, *hint)),
+        "\n".join((verdict, *uncertain, *notes, *hint)),
     ))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from ..engine.adapters.lmcache_gds import ADAPTER
+from ..engine.lmcache import CHUNK_TOKENS
 from ..engine.versions import NEWEST
 from ..errors import SizeError, StartCommandError
 from ..model.parallel import Parallel
@@ -17,7 +17,6 @@ from ..model.source import ModelSource, is_model, open_model
 from ..model.weights import Weights
 from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
-from .budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
 from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
 from .trial import DEFAULT_MODEL_PATH, TrialRequest
 
@@ -43,15 +42,15 @@ def sizing_request(
     tensor_parallel: int | None = None,
     pipeline_parallel: int = 1,
     decode_context_parallel: int = 1,
-    gpu_memory_utilization: Decimal = DEFAULT_UTILIZATION,
+    gpu_memory_utilization: Decimal | None = None,
     pin_utilization: bool = False,
     max_model_len: int | None = None,
     kv_cache_dtype: str = "auto",
     weights: int | None = None,
-    overhead: int = DEFAULT_OVERHEAD_BYTES,
+    overhead: int | None = None,
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS,
     context: int | None = None,
-    chunk_size: int = ADAPTER.chunk_tokens,
+    chunk_size: int = CHUNK_TOKENS,
     lmcache_version: str = NEWEST["lmcache"],
     vllm_version: str = NEWEST["vllm"],
 ) -> SizingRequest:

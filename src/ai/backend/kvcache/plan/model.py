@@ -16,6 +16,7 @@ from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
 from ..model.source import ModelSource, find_config, read_config
 from ..model.weights import Weights, estimate_weights, weigh
+from ..model.widths import Widths, read_widths
 from .session import Located, Session
 from .start import EngineStart
 
@@ -31,6 +32,7 @@ class Model:
     """The file that describes it."""
     path: PurePosixPath
     """Its directory in the container."""
+    widths: Widths = attrs.field(factory=Widths)
 
 
 def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
@@ -89,13 +91,24 @@ def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str
     return merged
 
 
-def _geometry(config: Mapping[str, Any], file: str, start: EngineStart) -> Geometry:
-    """The geometry of a model, as the engine is told to run it."""
-    return read_geometry(
-        _overridden(config, start.arguments.hf_overrides),
-        file=file,
+def _described(
+    config: Mapping[str, Any],
+    weights: Weights,
+    fingerprint: str,
+    config_name: str,
+    path: PurePosixPath,
+    start: EngineStart,
+) -> Model:
+    """The model as the engine is told to run it."""
+    changed = _overridden(config, start.arguments.hf_overrides)
+    geometry = read_geometry(
+        changed,
+        file=config_name,
         dtype=start.arguments.dtype,
         kv_cache_dtype=start.arguments.kv_cache_dtype,
+    )
+    return Model(
+        geometry, weights, fingerprint, config_name, path, read_widths(changed, config_name)
     )
 
 
@@ -109,11 +122,10 @@ def read_model(session: Session, start: EngineStart) -> Model:
     inside = _model_directory(session, start)
     if (known := _known_model(session, inside)) is not None:
         weights = known.weights or estimate_weights(known.config, known.file)
-        geometry = _geometry(known.config, known.file, start)
         # No session has such a fingerprint; two models that are known as the same have the same.
-        described = json.dumps([known.name, known.config], sort_keys=True, default=str)
-        stand_in = f"unknown {xxhash.xxh3_128_hexdigest(described.encode())}"
-        return Model(geometry, weights, stand_in, known.file, inside)
+        written = json.dumps([known.name, known.config], sort_keys=True, default=str)
+        stand_in = f"unknown {xxhash.xxh3_128_hexdigest(written.encode())}"
+        return _described(known.config, weights, stand_in, known.file, inside, start)
     located = _locate_model(session, inside)
     files = list_model(located.root, located.path)
     found = weigh(files)
@@ -124,5 +136,5 @@ def read_model(session: Session, start: EngineStart) -> Model:
             f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
-    geometry = _geometry(read_config(located.root, config), config.name, start)
-    return Model(geometry, found, fingerprint(files), config.name, inside)
+    content = read_config(located.root, config)
+    return _described(content, found, fingerprint(files), config.name, inside, start)
