@@ -148,12 +148,8 @@ def sizing_text(sizing: Sizing) -> str:
     ))
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {printable(line)}" for line in text.rstrip().splitlines())
-
-
 def _section(title: str, lines: Iterable[str]) -> str:
-    body = "\n".join(map(_indented, lines))
+    body = "\n".join(f"  {line}" for text in lines for line in text.rstrip().splitlines())
     return f"{title}:\n{body}" if body else ""
 
 
@@ -190,4 +186,6 @@ def trial_text(trial: Mapping[str, Any]) -> str:
         _section("not taken", [f"{way}: {why}" for way, why in trial["refused"].items()]),
         _section("assumed", trial["notes"]),
     ]
-    return "\n\n".join(filter(None, parts))
+    text = "\n\n".join(filter(None, parts))
+    # A model's files may be somebody else's, and their words are in it.
+    return "\n".join(map(printable, text.split("\n")))
