@@ -8,7 +8,7 @@ import pytest
 
 from ai.backend.kvcache.errors import SizeError
 from ai.backend.kvcache.model.source import ModelSource, open_model
-from ai.backend.kvcache.plan.ask import sizing_request, trial_request
+from ai.backend.kvcache.plan.ask import description, sizing_request
 from ai.backend.kvcache.sizes import GIB
 
 MODEL = open_model("qwen3-8b")
@@ -46,7 +46,7 @@ class TestModelOfAStartCommand:
         return make_folders("llama-3.1-8b")[0]
 
     def asked(self, model: Path | str) -> ModelSource | Path:
-        return trial_request(str(model), ("vllm", "serve", "/models")).model
+        return description(str(model), ("vllm", "serve", "/models")).model
 
     def test_directory(self, folder: Path) -> None:
         assert self.asked(folder) == folder

@@ -16,9 +16,10 @@ from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.errors import EngineVersionError, SizeError, StartCommandError
 from ai.backend.kvcache.model.source import open_model
 from ai.backend.kvcache.plan.decide import Preparation, prepare
+from ai.backend.kvcache.plan.described import Description
 from ai.backend.kvcache.plan.entitle import entitle
 from ai.backend.kvcache.plan.session import Gpus
-from ai.backend.kvcache.plan.trial import TrialRequest, try_start
+from ai.backend.kvcache.plan.trial import try_start
 from ai.backend.kvcache.policy.policy import Policy, check_policy
 from ai.backend.kvcache.sizes import GIB
 
@@ -39,7 +40,7 @@ def tried(model: Path) -> Trying:
     """What programs get for a start command, as changed by arguments."""
 
     def tried(*command: str, **said: Any) -> dict[str, Any]:
-        return try_start(TrialRequest(**{"model": model, "command": command, **said})).to_json()
+        return try_start(Description(**{"model": model, "command": command, **said})).to_json()
 
     return tried
 

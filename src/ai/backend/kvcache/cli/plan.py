@@ -15,7 +15,7 @@ from ..engine.versions import NEWEST
 from ..engine.vllm import CONFIG_FILE
 from ..errors import KVCacheError, ModelError
 from ..model.source import ModelSource, open_model
-from ..plan.ask import sizing_request, trial_request
+from ..plan.ask import description, sizing_request
 from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
 from ..plan.trial import try_start
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
@@ -277,7 +277,7 @@ def _plan_command(
         raise click.UsageError(
             f"a start command is for one model; {len(models)} are given: {' '.join(models)}"
         )
-    trial = try_start(trial_request(models[0], command, **said)).to_json()
+    trial = try_start(description(models[0], command, **said)).to_json()
     notes = [trial["reason"]] if trial["reason"] else [*trial["plan"]["warnings"], *trial["notes"]]
     _echo(_TRIAL_FORMATS[output](trial), notes if output in _SETTINGS else ())
     return bool(trial["kv_cache"])

@@ -17,8 +17,8 @@ from ..model.source import ModelSource, is_model, open_model
 from ..model.weights import Weights
 from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
+from .described import DEFAULT_MODEL_PATH, Description
 from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
-from .trial import DEFAULT_MODEL_PATH, TrialRequest
 
 
 def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:
@@ -95,7 +95,7 @@ def _model_on_host(argument: str) -> ModelSource | Path:
     return source.files.directory.resolve() if source.files else source
 
 
-def trial_request(
+def description(
     model: str,
     command: tuple[str, ...],
     *,
@@ -112,7 +112,7 @@ def trial_request(
     lmcache_version: str | None = None,
     sglang_version: str | None = None,
     kvbm_version: str | None = None,
-) -> TrialRequest:
+) -> Description:
     """All options but the model and the command may be left out. Memory is in bytes.
 
     Args:
@@ -145,7 +145,7 @@ def trial_request(
         "sglang": sglang_version,
         "kvbm": kvbm_version,
     }
-    return TrialRequest(
+    return Description(
         model=on_host,
         command=command,
         environ=dict(env),
