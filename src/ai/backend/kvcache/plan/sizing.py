@@ -175,6 +175,13 @@ class Sizing:
         """The plan for programs. Keys stay as they are."""
         geometry, budget = self.geometry, self.budget
         return {
+            "kv_cache": budget is not None,
+            "reason": None if budget else self.reasons[0],
+            "way": self.adapter.name if self.adapter and budget else None,
+            "refused": dict(self.refused),
+            # Both follow from a start command too.
+            "namespace": None,
+            "start_command": None,
             "model": {
                 "name": self.request.model.name,
                 "model_type": geometry.model_type,
