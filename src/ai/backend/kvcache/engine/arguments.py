@@ -118,6 +118,10 @@ class EngineArguments:
     """Whether CUDA graphs are off."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
+    cumem_allocator: bool = False
+    """Whether GPU memory is allocated so that sleep mode can take it away."""
+    text_only: bool = False
+    """Whether a multimodal model takes text alone."""
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -287,4 +291,6 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         enforce_eager=flags.get("enforce_eager", False),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
+        cumem_allocator=flags.get("cumem_allocator", False),
+        text_only=flags.get("text_only", False),
     )
