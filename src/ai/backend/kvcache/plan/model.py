@@ -22,7 +22,6 @@ from ..model.widths import Widths, read_widths
 from .session import Located, Session
 from .start import EngineStart
 
-
 #: vLLM, envs.py and transformers_utils/model_arch_config_convertor.py, get_head_size.
 _NO_LATENT = "VLLM_MLA_DISABLE"
 
