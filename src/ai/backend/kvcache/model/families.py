@@ -31,9 +31,9 @@ KNOWN = frozenset({
     "paddleocr_vl_text", "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "qwen",
     "qwen2", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
     "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_asr_text", "qwen3_moe",
-    "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text",
-    "seed_oss", "smollm3", "solar", "solar_open", "stablelm",
-    "stablelm_epoch", "starcoder2", "step3_text", "telechat", "vaultgemma", "xverse", "zamba2",
+    "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss",
+    "smollm3", "solar", "solar_open", "stablelm", "stablelm_epoch", "starcoder2", "step3_text",
+    "telechat", "vaultgemma", "xverse", "zamba2",
 })  # fmt: skip
 
 _ENCODER = "is an encoder, which keeps nothing of a context"
@@ -67,16 +67,16 @@ REFUSED: Mapping[str, str] = {
         _RECURRENT,
     ),
     **dict.fromkeys(
-        ("deepseek_v4", "deepseek_v41", "dots3_note", "hy_v4", "minimax_m3", "minimax_m3_text",
+        ("deepseek_v4", "deepseek_v41", "hy_v4", "minimax_m3", "minimax_m3_text",
          "minimax_m3_vl", "minimax_m3_vl_text", "step5", "step5_vl"),
         _SPARSE,
     ),
-    **dict.fromkeys(("beam", "dory", "flint", "hrm_text", "musespark1x_text"), _LOOPS),
+    **dict.fromkeys(("dory", "hrm_text"), _LOOPS),
     **dict.fromkeys(("axk1", "minicpm3", "pangu_ultra_moe", "sarvam_mla"), _LATENT),
+    "dots3_note": "has latent attention with windows",
     "RefinedWeb": "is Falcon in its first form; take its current configuration (falcon)",
     "RefinedWebModel": "is Falcon in its first form; take its current configuration (falcon)",
     "longcat_flash": "has two attention layers in each of its layers",
-    "muse_spark_text": "shares caches among layers with windows",
     "nemotron-nas": "has another attention in each of its layers",
     "step3p5": "has other heads in its layers with a window",
     "zamba": "repeats one attention layer among recurrent ones",
