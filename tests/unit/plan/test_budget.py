@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import attrs
 import pytest
@@ -170,7 +171,7 @@ class TestSmallBuffers:
         assert "holds less than one context" in small
 
     @pytest.mark.parametrize("fixed", [{"pinned": True}, {"fixed_pool_bytes": 30 * GIB}])
-    def test_beside_what_the_user_fixed(self, fixed: dict[str, object]) -> None:
+    def test_beside_what_the_user_fixed(self, fixed: dict[str, Any]) -> None:
         request = attrs.evolve(
             REFERENCE, utilization=Decimal("0.8"), buffer_bytes=512 * MIB, **fixed
         )

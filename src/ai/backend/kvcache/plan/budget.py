@@ -155,9 +155,11 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
     taken = int(request.utilization * request.memory_bytes)
     if request.fixed_pool_bytes is not None:
         taken = request.weights_bytes + request.overhead.likely + request.fixed_pool_bytes
-    left = request.memory_bytes - taken
-    if left < beside_bytes:
-        lower = _utilization_beside(request, Decimal(1), beside_bytes)
+    left = max(0, request.memory_bytes - taken - request.overhead.graphs_beside_likely)
+    if beside_bytes and left < beside_bytes:
+        lower = _utilization_beside(
+            request, Decimal(1), beside_bytes + request.overhead.graphs_beside_likely
+        )
         remedy = (
             "lower --kv-cache-memory-bytes"
             if request.fixed_pool_bytes is not None
@@ -165,7 +167,7 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
         )
         raise DeclinedError(
             f"this way takes about {gib(beside_bytes)} of each GPU beside vLLM, which leaves "
-            f"{gib(max(0, left))}; {remedy}"
+            f"{gib(left)}; {remedy}"
         )
     return _result(request, 0, request.utilization)
 
