@@ -21,6 +21,16 @@ from ai.backend.kvcache.sizes import GIB
 
 MutatedModels = Callable[[int], Iterator[Any]]
 
+#: How each answer begins, with a start command and without.
+TOP: dict[str, Any] = {
+    "kv_cache": True,
+    "reason": None,
+    "way": "lmcache-gds",
+    "refused": {},
+    "namespace": None,
+    "start_command": None,
+}
+
 KEYS = {
     "model": {"name", "model_type", "max_model_len", "kv_dtype", "warnings"},
     "geometry": {
@@ -92,6 +102,7 @@ class TestReference:
 
     def test_keys(self, reference: SizingRequest) -> None:
         plan = size(reference).to_json()
+        assert {name: plan.pop(name) for name in TOP} == TOP
         assert {name: set(part) for name, part in plan.items()} == KEYS
         assert [set(layer) for layer in plan["geometry"]["layers"]] == [
             {"kind", "count", "bytes_per_token", "window", "constant_bytes"}

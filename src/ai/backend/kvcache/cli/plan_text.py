@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
 from ..plan.sizing import Sizing
+from ..plan.tell import FILES_DIRECTORY
 from ..sizes import GIB, gib
+from .session_plan import SessionPlan, printable
 from .table import table
 
 #: Columns of the drawn bar of one GPU's memory.
@@ -137,3 +146,46 @@ def sizing_text(sizing: Sizing) -> str:
         f"{table(_memory_rows(sizing))}\n{_bar(sizing)}",
         "\n".join((verdict, *uncertain, *notes, *hint)),
     ))
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(f"  {line}" for text in lines for line in text.rstrip().splitlines())
+    return f"{title}:\n{body}" if body else ""
+
+
+def _told(trial: Mapping[str, Any]) -> list[str]:
+    """What the session's engine is told, and its container given."""
+    command, shared_memory = trial["start_command"], trial["shared_memory_bytes"]
+    settings = {n: text for n, text in trial["files"].items() if PurePosixPath(n).suffix == ".yaml"}
+    links = [f"{name} -> {target}" for name, target in trial["links"].items()]
+    others = [name for name in trial["files"] if name not in settings]
+    return [
+        _section("start command", [shlex.join(command)]) if command else "start command: unchanged",
+        _section("environment", [f"{k}={v}" for k, v in trial["environment"].items()]),
+        *(
+            _section(str(FILES_DIRECTORY / name), [text])
+            for name, text in settings.items()
+            if yaml.safe_load(text)
+        ),
+        _section(f"besides in {FILES_DIRECTORY}", [*others, *links]),
+        f"/dev/shm: {gib(shared_memory)}" if shared_memory else "",
+    ]
+
+
+def trial_text(trial: Mapping[str, Any]) -> str:
+    """The plan of a session with a start command.
+
+    Args:
+        trial: as programs get it.
+    """
+    planned = trial["kv_cache"]
+    parts = [
+        f"KV cache: {'yes,' if planned else 'no, because'} {trial['way' if planned else 'reason']}",
+        SessionPlan(trial["plan"]).text() if planned else "",
+        *(_told(trial) if planned else ()),
+        _section("not taken", [f"{way}: {why}" for way, why in trial["refused"].items()]),
+        _section("assumed", trial["notes"]),
+    ]
+    text = "\n\n".join(filter(None, parts))
+    # A model's files may be somebody else's, and their words are in it.
+    return "\n".join(map(printable, text.split("\n")))

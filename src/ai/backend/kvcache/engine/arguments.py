@@ -138,6 +138,10 @@ class EngineArguments:
     """The options of these kinds that were given."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
+    cumem_allocator: bool = False
+    """Whether GPU memory is allocated so that sleep mode can take it away."""
+    text_only: bool = False
+    """Whether a multimodal model takes text alone."""
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -316,4 +320,6 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         graph_changes=tuple(sorted(given & dialect.graph_changing)),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
+        cumem_allocator=flags.get("cumem_allocator", False),
+        text_only=flags.get("text_only", False),
     )

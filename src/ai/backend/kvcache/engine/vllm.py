@@ -13,6 +13,8 @@ CONFIG_ALONE_FILE = "vllm-alone.yaml"
 VLLM = Dialect(
     values={
         "--attention-backend": "attention_backend",
+        "--attention-config.backend": "attention_backend",
+        "-ac.backend": "attention_backend",
         "--block-size": "block_size",
         "--config": "config",
         "--cpu-offload-gb": "cpu_offload_gb",
@@ -61,6 +63,10 @@ VLLM = Dialect(
         "--no-enforce-eager": ("enforce_eager", False),
         "--enable-prefix-caching": ("prefix_caching", True),
         "--no-enable-prefix-caching": ("prefix_caching", False),
+        "--enable-cumem-allocator": ("cumem_allocator", True),
+        "--no-enable-cumem-allocator": ("cumem_allocator", False),
+        "--language-model-only": ("text_only", True),
+        "--no-language-model-only": ("text_only", False),
         "--enable-sleep-mode": ("sleep_mode", True),
         "--no-enable-sleep-mode": ("sleep_mode", False),
     },

@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from ..engine.adapter import EngineRequest, EngineSetup, Transport
-from ..engine.compatibility import version_notes
+from ..engine.compatibility import compatibility_notes
 from ..engine.select import adapter_named, candidates, select, summary
+from ..engine.traits import Traits
 from ..engine.versions import Versions
 from ..errors import DeclinedError, KVCacheError
 from ..folder.layout import namespace_directory
@@ -108,6 +109,7 @@ class _Asked:
     folder_why: str
     start: EngineStart
     versions: Versions
+    traits: Traits
     model: Model
     parallel: Parallel
     parallel_why: str
@@ -140,14 +142,22 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
     device = None if session.gpus is None else session.gpus.device
     ways = candidates(start.program, device, settings.wish)
     refuse_conflicts(session, start, [adapter_named(way.adapter) for way in ways])
-    model = read_model(session, start)
-    refuse_geometry(model.geometry)
     versions = versions_of(session.image, start.program)
+    model = read_model(session, start, versions.known_release("vllm"))
+    refuse_geometry(model.geometry)
     traits = traits_of(session, start, model)
     selection = select(start.program, device, versions, traits, settings.wish)
     refused.update(selection.refused)
     asked = _Asked(
-        session, settings, folder, folder_why, start, versions, model, *parallel_of(session, start)
+        session,
+        settings,
+        folder,
+        folder_why,
+        start,
+        versions,
+        traits,
+        model,
+        *parallel_of(session, start),
     )
     for choice in choices(selection.ways, session.gds):
         try:
@@ -188,6 +198,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
             session=session.kernel_id,
             hash_seed=namespace.hash_seed,
             versions=versions,
+            traits=asked.traits,
             block_tokens=start.arguments.block_size,
             on_gpus=session.gpus is not None,
             buffer_bytes=None if memory.gpu is None else memory.gpu.buffer_bytes,
@@ -250,7 +261,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
             *setup.warnings,
             *choice.warnings,
             *conflict_notes(start),
-            *version_notes(adapter, versions),
+            *compatibility_notes(adapter, versions, asked.traits),
         ),
     )
     return Preparation(

@@ -22,6 +22,7 @@ from ..engine.versions import (
     Versions,
     check_lmcache,
     check_vllm,
+    release_of,
     variable,
 )
 from ..errors import DeclinedError, SizeError
@@ -174,6 +175,13 @@ class Sizing:
         """The plan for programs. Keys stay as they are."""
         geometry, budget = self.geometry, self.budget
         return {
+            "kv_cache": budget is not None,
+            "reason": None if budget else self.reasons[0],
+            "way": self.adapter.name if self.adapter and budget else None,
+            "refused": dict(self.refused),
+            # Both follow from a start command too.
+            "namespace": None,
+            "start_command": None,
             "model": {
                 "name": self.request.model.name,
                 "model_type": geometry.model_type,
@@ -360,7 +368,12 @@ def size(request: SizingRequest) -> Sizing:
     check_vllm(request.vllm_version)
     check_lmcache(request.lmcache_version)
     model = request.model
-    geometry = read_geometry(model.config, file=model.file, kv_cache_dtype=request.kv_cache_dtype)
+    geometry = read_geometry(
+        model.config,
+        file=model.file,
+        kv_cache_dtype=request.kv_cache_dtype,
+        vllm=release_of(request.vllm_version),
+    )
     share = geometry.per_gpu(request.parallel)
     if request.weights_bytes is not None:
         weights = Weights(request.weights_bytes, "as given")
