@@ -45,7 +45,7 @@ class TestFormats:
             "left free 8 GiB 8 GiB",
             "gpu_memory_utilization 0.9 0.6",
             "contexts of 262,144 tokens 4 2",
-            "KV cache: yes, by lmcache-gds",
+            "KV cache: yes, lmcache-gds",
         ):
             assert line in lines
 
@@ -112,7 +112,7 @@ class TestFormats:
             "left free 8 GiB 7.21 GiB",
             "gpu_memory_utilization 0.9 0.9",
             "contexts of 262,144 tokens 4 4",
-            "KV cache: yes, by lmcache-mp",
+            "KV cache: yes, lmcache-mp",
         ):
             assert line in lines
         assert not any("--format env" in line for line in lines)

@@ -273,6 +273,16 @@ class TestChosenLength:
                 divide(attrs.evolve(self.AUTO, weights_bytes=weights * GIB))
             assert "does not start" not in str(raised.value)
 
+    def test_what_takes_nothing_of_the_share_shortens_nothing(self) -> None:
+        # 72 - 61 - 1 = 10 GiB at the most, and a context takes 11: vLLM chooses a shorter one.
+        request = attrs.evolve(self.AUTO, weights_bytes=61 * GIB)
+        assert keep(request, 0).buffer_bytes == 0
+        # 80 - 72 - 1.5
+        assert divide(attrs.evolve(request, pinned=True)).buffer_bytes == 13 * GIB // 2
+        # Weights that do not fit keep it from starting all the same: 72 - 72 - 1.
+        with pytest.raises(DeclinedError, match="does not start"):
+            keep(attrs.evolve(request, weights_bytes=72 * GIB), 0)
+
 
 class TestWaysWithoutBuffer:
     def test_nothing_is_taken(self) -> None:

@@ -109,6 +109,12 @@ class TestFixedPool:
             # 80 - 16 - 20 leave more than the 24 GiB that two contexts need.
             assert buffer_of(preparation) == 24
 
+    def test_as_vllm_suggests_it(self, started: Decide) -> None:
+        # vLLM prints this beginning of the option's name when it starts.
+        budget = started("--kv-cache-memory=21474836480").plan.budget
+        assert budget is not None
+        assert budget.pool_bytes_after == 20 * GIB
+
     def test_it_leaves_no_room(self, started: Decide) -> None:
         assert "lower --kv-cache-memory-bytes" in refused(started("--kv-cache-memory-bytes", "60G"))
 
@@ -243,9 +249,11 @@ class TestChosenLength:
         assert buffer_of(started("--max-model-len", length)) == 24
         # 24 GiB: not even a third of the 11 GiB that a context of full length takes are left.
         small = started("--max-model-len", length, gpu_bytes=24 * GIB)
-        because = str(small.plan.refused)
-        assert "--max-model-len auto vLLM shortens contexts" in because
+        because = small.plan.refused["lmcache-gds"]
+        assert "with --max-model-len auto vLLM would make contexts shorter" in because
         assert "does not start" not in because
+        # Ordinary files take nothing of the share.
+        assert small.plan.adapter == "lmcache-posix"
 
 
 class TestWindowsKeptInFull:

@@ -127,7 +127,7 @@ def sizing_text(sizing: Sizing) -> str:
         f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
     ]
     verdict = (
-        f"KV cache: yes, by {sizing.adapter.name}"
+        f"KV cache: yes, {sizing.adapter.name}"
         if sizing.adapter
         else f"KV cache: no, because {sizing.reasons[0]}"
     )

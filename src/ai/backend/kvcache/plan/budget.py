@@ -206,14 +206,11 @@ def _refuse_what_cannot_start(request: GpuRequest) -> None:
             f"{gib(request.overhead.low)} of overhead do not fit into {request.utilization} of "
             f"{gib(request.memory_bytes)} per GPU, {_NO_START}; use more or larger GPUs"
         )
-    if pool < least:
-        problem = f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}"
-        if request.fits_length:
-            raise DeclinedError(
-                f"{problem}. With --max-model-len auto vLLM shortens contexts to what fits, and a "
-                "transfer buffer would shorten them further; give a --max-model-len that fits"
-            )
-        raise DeclinedError(f"{problem}, {_NO_START}; {remedy}")
+    if pool < least and not request.fits_length:
+        raise DeclinedError(
+            f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}, "
+            f"{_NO_START}; {remedy}"
+        )
 
 
 def _is_exact(request: GpuRequest) -> bool:
@@ -391,7 +388,9 @@ def _no_room(request: GpuRequest, wanted: int, largest: int) -> str:
     remedy = "ask for a smaller buffer, or " if smaller else ""
     leaves = "leaves" if _is_exact(request) else "could leave"
     shortened = (
-        ", and with --max-model-len auto vLLM would shorten contexts" if request.fits_length else ""
+        ", and with --max-model-len auto vLLM would make contexts shorter"
+        if request.fits_length
+        else ""
     )
     return (
         f"a transfer buffer of {gib(wanted)} per GPU {leaves} vLLM's KV pool less than one "
