@@ -16,6 +16,8 @@ from ai.backend.kvcache.cli import kvcache
 REFERENCE = (
     "--tensor-parallel", "8", "--gpu-memory", "80GiB", "--weights", "128GiB", "--overhead", "3GiB",
     "--gpu-memory-utilization", "0.9", "--max-model-len", "262144",
+    # With these, LMCache runs inside vLLM and stages transfers in a buffer of the GPU's.
+    "--vllm-version", "0.20.2", "--lmcache-version", "0.4.6",
 )  # fmt: skip
 
 
