@@ -101,6 +101,17 @@ class TestFormats:
             "gds_buffer_size": 24_576,
         }
 
+    def test_way(self) -> None:
+        # LMCache inside vLLM answers wrongly with vLLM 0.26 and later, so its server is taken.
+        newer = ("qwen3-8b", "--vllm-version", "0.32.0", "--lmcache-version", "0.5.6")
+        lines = plan(*newer).stdout.splitlines()
+        assert "  way: lmcache-mp" in lines
+        assert any(line.startswith("  not lmcache-gds: vLLM 0.32.0 with") for line in lines)
+        result = plan(*newer, "--format", "env")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert "# lmcache-mp is told by files; a start command behind -- shows" in result.stderr
+        assert "  way: lmcache-gds" in plan("devstral-2-123b", *REFERENCE).stdout.splitlines()
+
     def test_list_of_models(self) -> None:
         result = plan("--list-models")
         assert result.exit_code == 0
