@@ -24,7 +24,13 @@ SERVED_NAME = "tiny"
 _DEFAULTS = Settings()
 
 #: Every session of this run has the same image, and so the same versions.
-_IMAGE = Image("engine-of-this-test", {})
+_IMAGE = Image(
+    "engine-of-this-test",
+    {
+        "ai.backend.kvcache.engine-version": "0.32.0",
+        "ai.backend.kvcache.lmcache-version": "0.5.6",
+    },
+)
 
 
 def session_of(
