@@ -14,6 +14,8 @@ class Trait(Enum):
     """The model has latent attention (MLA): one compressed vector of a token for all heads."""
     INDEXER = auto()
     """Sparse attention keeps keys of its own, by which it chooses tokens (DSA)."""
+    REPEATED_LAYERS = auto()
+    """Layers run several times and keep a cache for each time."""
     WINDOWS = auto()
     """Some layers look back at the last tokens only."""
     UNEQUAL_HEADS = auto()
