@@ -168,6 +168,10 @@ class EngineAdapter(ABC):
     has 255 bytes. None: they do not."""
     gpu_buffer: ClassVar[bool] = False
     """Whether it stages transfers in GPU memory."""
+    gpu_process_bytes: ClassVar[int] = 0
+    """What a process of its own takes of each GPU's memory, outside of the engine's share."""
+    gpu_staged_chunks: ClassVar[int] = 0
+    """How many chunks that process stages there."""
     host_need: ClassVar[HostNeed] = HostNeed()
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Variables by which a user can change the engine's keys, and so the namespace."""

@@ -56,6 +56,12 @@ class Dialect:
     flags: Mapping[str, tuple[str, bool]]
     """Option whose presence says it all → the field it sets and to what. A field is False at first,
     prefix caching is True."""
+    weights_changing: frozenset[str]
+    """Options after which less of the weights may lie on a GPU than the checkpoint's size says."""
+    memory_adding: frozenset[str]
+    """Options after which the engine takes more of a GPU than can be said beforehand."""
+    graph_changing: frozenset[str]
+    """Options that change how many CUDA graphs there are, or how large."""
     connectors: frozenset[str]
     """Options that already say where KV cache goes; next to them nothing is added."""
     ignores_config_with_equals: bool
@@ -64,7 +70,15 @@ class Dialect:
     def option(self, written: str) -> str:
         """The option that is meant: engines take the beginning of one, where it is no other's."""
         written = written.replace("_", "-")
-        known = (*self.values, *self.value_changing, *self.flags, *self.connectors)
+        known = (
+            *self.values,
+            *self.value_changing,
+            *self.flags,
+            *self.weights_changing,
+            *self.memory_adding,
+            *self.graph_changing,
+            *self.connectors,
+        )
         if written in known or not written.startswith("--") or len(written) < _SHORTEST_BEGINNING:
             return written
         meant = {option for option in known if option.startswith(written)}
@@ -85,6 +99,8 @@ class EngineArguments:
     pipeline_parallel: int
     decode_context_parallel: int
     max_model_len: int | None
+    fits_length: bool
+    """Whether the engine shortens the longest context to what its pool holds."""
     gpu_memory_utilization: str | None
     dtype: str
     kv_cache_dtype: str
@@ -116,6 +132,10 @@ class EngineArguments:
     max_num_seqs: int | None = None
     enforce_eager: bool = False
     """Whether CUDA graphs are off."""
+    weights_changes: tuple[str, ...] = ()
+    memory_additions: tuple[str, ...] = ()
+    graph_changes: tuple[str, ...] = ()
+    """The options of these kinds that were given."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
     cumem_allocator: bool = False
@@ -216,9 +236,12 @@ class _Values:
     def fraction(self, field: str) -> float | None:
         return _fraction(*self._given[field]) if field in self._given else None
 
+    def fits(self, field: str) -> bool:
+        """Whether the engine may choose a length that fits; the model's own is the bound."""
+        return (self.text(field) or "").lower() in ("auto", "-1")
+
     def length(self, field: str) -> int | None:
-        # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
-        return None if self.text(field) in ("auto", "-1") else self.number(field)
+        return None if self.fits(field) else self.number(field)
 
 
 def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
@@ -233,6 +256,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
     ignored_config: str | None = None
     flags = {"prefix_caching": True}
     speculates = False
+    given: set[str] = set()
     if arguments and not arguments[0].startswith("-"):
         values.give("model", "the model", arguments[0])
     for index, token in enumerate(arguments):
@@ -240,6 +264,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
             continue
         written, equals, rest = token.partition("=")
         option, value = dialect.option(written), rest if equals else None
+        given.add(option.partition(".")[0])
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue
@@ -266,6 +291,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         pipeline_parallel=values.number("pipeline_parallel") or 1,
         decode_context_parallel=values.number("decode_context_parallel") or 1,
         max_model_len=values.length("max_model_len"),
+        fits_length=values.fits("max_model_len"),
         gpu_memory_utilization=_utilization(
             values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
         ),
@@ -289,6 +315,9 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         max_num_batched_tokens=values.number("max_num_batched_tokens"),
         max_num_seqs=values.number("max_num_seqs"),
         enforce_eager=flags.get("enforce_eager", False),
+        weights_changes=tuple(sorted(given & dialect.weights_changing)),
+        memory_additions=tuple(sorted(given & dialect.memory_adding)),
+        graph_changes=tuple(sorted(given & dialect.graph_changing)),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
         cumem_allocator=flags.get("cumem_allocator", False),

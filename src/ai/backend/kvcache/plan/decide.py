@@ -142,9 +142,9 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
     device = None if session.gpus is None else session.gpus.device
     ways = candidates(start.program, device, settings.wish)
     refuse_conflicts(session, start, [adapter_named(way.adapter) for way in ways])
-    model = read_model(session, start)
-    refuse_geometry(model.geometry)
     versions = versions_of(session.image, start.program)
+    model = read_model(session, start, versions.known_release("vllm"))
+    refuse_geometry(model.geometry)
     traits = traits_of(session, start, model)
     selection = select(start.program, device, versions, traits, settings.wish)
     refused.update(selection.refused)

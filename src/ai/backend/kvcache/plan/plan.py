@@ -68,6 +68,7 @@ class Plan:
             "budget": self.budget
             and {
                 **attrs.asdict(self.budget),
+                "utilization_before": str(self.budget.utilization_before),
                 "utilization": str(self.budget.utilization),
             },
             "host_bytes": self.host_bytes,

@@ -45,6 +45,14 @@ START_TIMEOUT_SECONDS = 180
 #: Before a server that has ended is started again, so that one that cannot live does no harm.
 _RESTART_PAUSE_SECONDS = 5
 
+#: The CUDA context and the kernels of one more process on a GPU: usually about half a GiB, read and
+#: not measured here.
+_SERVER_GPU_BYTES = 3 * GIB // 4
+
+#: How many chunks the server stages for one rank (platform/devices/cuda/cache_context.py,
+#: _TempGPUBuffer, max_batch_size in 0.5.6).
+_SERVER_GPU_CHUNKS = 4
+
 KEY_FILE = "kv.key"
 LAUNCHER_FILE = "with-server.sh"
 
@@ -202,6 +210,8 @@ class LMCacheMultiProcess(EngineAdapter):
     hash_algorithm = "blake3"
     hybrid_manager = True
     data_parallel = False
+    gpu_process_bytes = _SERVER_GPU_BYTES
+    gpu_staged_chunks = _SERVER_GPU_CHUNKS
     host_need = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True, insists=False)
 
     def has_hybrid_manager(self, versions: Versions) -> bool:
