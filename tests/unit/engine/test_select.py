@@ -91,7 +91,9 @@ def test_ways(
     assert [way.adapter for way in selection.ways] == names
     assert selection.adapter is adapter_named(names[0])
     asked = candidates(program, device, wish)
-    assert {*names, *selection.refused_before(None)} == {way.adapter for way in asked}
+    assert {*names, *selection.refused} == {way.adapter for way in asked}
+    assert set(selection.order) == {way.adapter for way in asked}
+    assert [name for name in selection.order if name in names] == names
 
 
 #: As the catalog's models have them.
@@ -170,18 +172,6 @@ def test_no_way_is_left(
     selection = select(program, device, versions, wish=wish)
     assert selection.adapter is None
     assert message in summary(selection.refused)
-
-
-def test_only_better_ways_are_told_as_refused() -> None:
-    selection = select(VLLM, GPUS, found(vllm="0.20.2", lmcache="0.4.6"))
-    assert selection.refused == {}
-    assert list(selection.refused_before(POSIX)) == []
-    assert list(selection.refused_before(None)) == [MP, TIERING]
-    selection = select(VLLM, GPUS, found(vllm="0.32.0", lmcache="0.5.2"))
-    assert list(selection.refused) == [MP]
-    # Where none is left, all of them are.
-    selection = select(VLLM, GPUS, found(vllm="0.29.0", lmcache="0.5.2"))
-    assert list(selection.refused) == [MP, TIERING, GDS, POSIX]
 
 
 def test_reason_of_unknown_versions_is_given_once_for_most_ways() -> None:

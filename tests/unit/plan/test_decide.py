@@ -141,6 +141,8 @@ class TestDeciding:
         plan = json.loads(preparation.files["plan.json"])
         assert plan["refused"] == {
             "lmcache-mp": "the image has no LMCache",
+            "lmcache-gds": "the image has no LMCache",
+            "lmcache-posix": "the image has no LMCache",
         }
 
     def test_all_ways_are_refused(self, make: SessionMaker) -> None:
@@ -149,9 +151,12 @@ class TestDeciding:
             gpus=EIGHT_GPUS, service=serve("-tp", "8", "--data-parallel-size", "2"), image=image
         )
         preparation = decide(session, SETTINGS)
-        assert "no vllm-tiering: a data parallel size of 2" in (reason(preparation))
+        assert reason(preparation).startswith(
+            "no lmcache-mp or lmcache-gds or lmcache-posix: the image has no LMCache; "
+            "no vllm-tiering: a data parallel size of 2"
+        )
         refused = json.loads(preparation.files["plan.json"])["refused"]
-        assert list(refused) == ["lmcache-mp", "vllm-tiering", "lmcache-gds", "lmcache-posix"]
+        assert list(refused) == ["lmcache-mp", "lmcache-gds", "lmcache-posix", "vllm-tiering"]
 
     def test_a_session_that_no_way_is_for(self, make: SessionMaker) -> None:
         preparation = decide(make(service=serve("--enable-lora")), SETTINGS)

@@ -138,7 +138,7 @@ class TestHostThatCannot:
         assert said(preparation) == []
         (compatible,) = warnings(preparation)
         # 8 x (262,144 + 64 x 256 tokens) x 45,056 bytes = 93.5 GiB
-        assert list(preparation.plan.refused) == ["lmcache-posix"]
+        assert list(preparation.plan.refused) == ["lmcache-mp", "vllm-tiering", "lmcache-posix"]
         assert preparation.plan.refused["lmcache-posix"].startswith(
             "transfers between GPU and folder take 93.5 GiB of host memory, and there are 32 GiB "
             "(a quarter of the session's 128 GiB)"

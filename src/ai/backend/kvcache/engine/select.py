@@ -160,33 +160,17 @@ def obstacle(way: Way, versions: Versions, traits: Traits) -> str | None:
 class Selection:
     """The ways of a session, judged by its versions and traits."""
 
-    judged: tuple[tuple[Way, str | None], ...]
-    """In the order in which they are tried: a way, and why it cannot be gone. None: it can."""
-
-    @property
-    def ways(self) -> tuple[Way, ...]:
-        """Those that the session can go, the better one first. Empty: none."""
-        return tuple(way for way, why in self.judged if why is None)
+    ways: tuple[Way, ...]
+    """Those that it can go, the better one first. Empty: none."""
+    refused: Mapping[str, str]
+    """The adapters of all others, and why they cannot be taken."""
+    order: tuple[str, ...]
+    """The adapters of all ways, in the order in which they are tried."""
 
     @property
     def adapter(self) -> EngineAdapter | None:
         """The adapter of the best way; None where no way is left."""
         return adapter_named(self.ways[0].adapter) if self.ways else None
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """The adapters that would be better than the best way, and why they cannot be taken."""
-        return self.refused_before(self.ways[0].adapter if self.ways else None)
-
-    def refused_before(self, adapter: str | None) -> Mapping[str, str]:
-        """The adapters that would be better than one, and why they cannot be taken. None: all."""
-        refused: dict[str, str] = {}
-        for way, why in self.judged:
-            if way.adapter == adapter:
-                break
-            if why is not None:
-                refused[way.adapter] = why
-        return refused
 
 
 def select(
@@ -209,7 +193,12 @@ def select(
         traits |= {Trait.GPUS}
     ways = candidates(program, device, wish or Wish())
     ways = tuple(sorted(ways, key=lambda way: not _leads(way, versions)))
-    return Selection(tuple((way, obstacle(way, versions, traits)) for way in ways))
+    judged = [(way, obstacle(way, versions, traits)) for way in ways]
+    return Selection(
+        ways=tuple(way for way, why in judged if why is None),
+        refused={way.adapter: why for way, why in judged if why is not None},
+        order=tuple(way.adapter for way in ways),
+    )
 
 
 def summary(refused: Mapping[str, str]) -> str:

@@ -32,7 +32,9 @@ class Trait(Enum):
     backend, or because its GPUs make it choose such a backend."""
     OTHER_LAYOUT = "another `VLLM_KV_CACHE_LAYOUT` than NHD and HND"
     """The user chose a memory layout that is neither NHD nor HND nor one of their later names."""
-    LARGE_BLOCKS = "`--block-size` above 64, without `--attention-backend FLASH_ATTN` or `TRITON_ATTN`"
+    LARGE_BLOCKS = (
+        "`--block-size` above 64, without `--attention-backend FLASH_ATTN` or `TRITON_ATTN`"
+    )
     """Blocks may be larger than the pages of the attention kernel."""
     SLEEP_MODE = "`--enable-sleep-mode`"
     """The engine can be sent to sleep."""

@@ -132,7 +132,7 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
     """The first way that the session can go.
 
     Args:
-        refused: gets the ways that would be better and that the session cannot go, and why.
+        refused: gets the ways that the session cannot go, and why.
 
     Raises:
         KVCacheError: it cannot go any.
@@ -147,6 +147,7 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
     refuse_geometry(model.geometry)
     traits = traits_of(session, start, model)
     selection = select(start.program, device, versions, traits, settings.wish)
+    refused.update(selection.refused)
     asked = _Asked(
         session,
         settings,
@@ -159,12 +160,10 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
         *parallel_of(session, start),
     )
     for choice in choices(selection.ways, session.gds):
-        refused.update(selection.refused_before(choice.adapter.name))
         try:
             return _decide_way(asked, choice, refused)
         except DeclinedError as e:
             refused[choice.adapter.name] = str(e)
-    refused.update(selection.refused_before(None))
     raise DeclinedError(summary(refused))
 
 
