@@ -208,6 +208,16 @@ KNOWN_PROBLEMS = (
         remedy="leave out --enable-sleep-mode, --enable-cumem-allocator and expandable_segments",
     ),
     KnownProblem(
+        "server-fraction",
+        ("lmcache-mp",),
+        "LMCache's server opens the engine's GPU memory from another process, and nobody has tried "
+        "whether that is possible with a share of a GPU",
+        "nothing is known: CUDA IPC behind Backend.AI's library for fractional GPUs",
+        having={Trait.GPUS, Trait.FRACTION},
+        remedy="give the session a whole GPU, or use an image with vLLM 0.32 or later (for "
+        "vllm-tiering)",
+    ),
+    KnownProblem(
         "image-hash",
         _LMCACHE,
         "this LMCache tells images apart by 16 bits, so that one image is answered with another's "

@@ -13,6 +13,8 @@ class Trait(Enum):
 
     GPUS = "GPUs"
     """The engine runs on GPUs."""
+    FRACTION = "a share of a GPU"
+    """The GPU is shared with other sessions by Backend.AI's library."""
     LATENT = "latent attention (MLA)"
     """The model has latent attention (MLA): one compressed vector of a token for all heads."""
     INDEXER = "a sparse attention's indexer (DSA)"
