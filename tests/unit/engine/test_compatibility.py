@@ -207,6 +207,13 @@ CASES = {
         traits=frozenset({Trait.OTHER_LAYOUT}),
         allowed_traits=(frozenset(),),
     ),
+    "a share of a GPU, which nobody has tried": Case(
+        "server-fraction",
+        (MP,),
+        refused=(vllm("0.22.0", "0.5.6"), vllm("0.33.0", "0.5.6")),
+        traits=GPUS | {Trait.FRACTION},
+        allowed_traits=(GPUS,),
+    ),
     "GPU memory that no other process can open (LMCache#4805)": Case(
         "server-unshared-memory",
         (MP,),

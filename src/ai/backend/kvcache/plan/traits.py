@@ -58,6 +58,7 @@ def traits_of(session: Session, start: EngineStart, model: Model) -> Traits:
     gpu_bytes = 0 if session.gpus is None else session.gpus.memory_bytes
     found = {
         Trait.GPUS: session.gpus is not None,
+        Trait.FRACTION: session.gpus is not None and session.gpus.is_fraction,
         Trait.CONTEXT_PARALLEL: max(told.decode_context_parallel, told.prefill_context_parallel)
         > 1,
         Trait.PROMPT_EMBEDS: told.enable_prompt_embeds,
