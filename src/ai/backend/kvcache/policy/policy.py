@@ -10,7 +10,7 @@ It is one value in etcd, so that a reader never sees half of a change::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ import trafaret as t
 
 from .. import strict_json
 from ..errors import PolicyError
+from .place import Place
 from .settings import Mode, Settings, check_level, settings_of
 
 #: Below the plugin's own prefix in etcd.
@@ -37,6 +38,17 @@ PROJECTS = "projects"
 MAX_BYTES = 2**20
 
 type Fields = Mapping[str, Any]
+
+
+@attrs.frozen
+class NamedFolder:
+    """A KV folder that a policy names."""
+
+    kind: str | None
+    """RESOURCE_GROUPS or PROJECTS: what names it. None: the site."""
+    name: str
+    """The resource group's name, or the project's id."""
+    place: Place
 
 
 @attrs.frozen
@@ -65,6 +77,18 @@ class Policy:
         if any(level.get("mode") is Mode.OFF for level in levels):
             fields["mode"] = Mode.OFF
         return settings_of(fields)
+
+    def named_folders(self) -> Iterator[NamedFolder]:
+        """The folders that the site, resource groups and projects name."""
+        levels: tuple[tuple[str | None, Mapping[str, Fields]], ...] = (
+            (None, {"": self.site}),
+            (RESOURCE_GROUPS, self.resource_groups),
+            (PROJECTS, self.projects),
+        )
+        for kind, said in levels:
+            for name, fields in said.items():
+                if "folder" in fields:
+                    yield NamedFolder(kind, name, fields["folder"])
 
 
 def _problems(where: str, said: Mapping[str, Any], error: t.DataError) -> list[str]:
