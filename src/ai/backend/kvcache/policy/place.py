@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from uuid import UUID, uuid5
 
 import attrs
@@ -36,6 +37,19 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.host}/{self.vfid}"
+
+    @property
+    def folder_id(self) -> UUID:
+        """The id that a VFolder there has, if there is one."""
+        return UUID(self.vfid.partition("/")[2])
+
+    def path_in(self, volume: Path) -> Path:
+        """Where the folder lies below its volume, as all of Backend.AI's volumes lay it out.
+
+        Source: ``mangle_vfpath`` of the storage proxy's ``volumes/abc.py``, 26.4.16 and 26.9.6.
+        """
+        scope, folder = self.vfid.partition(":")[2].split("/")
+        return volume / UUID(scope).hex / folder[:2] / folder[2:4] / folder[4:]
 
 
 def parse_host(text: str) -> Host:
