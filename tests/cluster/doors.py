@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 from ai.backend.client.exceptions import BackendAPIError
 
+from devcluster import database
 from devcluster.client import SMALL_IMAGE, Client
 
 from .rest import Answer, ask_manager
@@ -147,16 +148,12 @@ def listings(role: str, project: str) -> Iterator[tuple[str, Answer]]:
         yield f"{method} {path} {body or ''}", ask_manager(role, method, path, body)
 
 
-def mount(client: Client, type_: str, project: str, source: str | uuid.UUID) -> int:
-    """Asks for a session that mounts something.
+def mounts(client: Client, type_: str, project: str, source: str | uuid.UUID) -> bool:
+    """Whether a session that a user asks for mounts what the user names. It is ended again.
 
     Args:
         type_: ``system`` is that of SFTP sessions.
         source: a VFolder's name or id, with or without a directory in it.
-
-    Returns:
-        The status that the manager refuses it with; OK where it does not, and then the session
-        has been ended again.
     """
     by_id = isinstance(source, uuid.UUID)
     try:
@@ -171,7 +168,12 @@ def mount(client: Client, type_: str, project: str, source: str | uuid.UUID) -> 
             **({"mount_ids": [source]} if by_id else {"mounts": [source]}),
         )
     except BackendAPIError as e:
-        return int(e.status)
-    with suppress(BackendAPIError):
-        session.destroy(forced=True)
-    return HTTPStatus.OK
+        assert 400 <= e.status < 500, e
+        return False
+    try:
+        # Backend.AI leaves out without a word what looks like an id and a directory in it.
+        found = database.query(f"SELECT vfolder_mounts FROM sessions WHERE id = '{session.id}'")
+        return found.strip() not in ("", "[]", "null")
+    finally:
+        with suppress(BackendAPIError):
+            session.destroy(forced=True)

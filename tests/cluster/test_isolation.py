@@ -19,7 +19,7 @@ from devcluster.client import SMALL_IMAGE, Client, connect, model_definition, wa
 from devcluster.tinytext import long_prompt
 
 from .conftest import PolicySetter, RunningSession, kv_mounts, running, session_starter
-from .doors import DOORS, is_refused, listings, mount
+from .doors import DOORS, is_refused, listings, mounts
 from .projects import (
     OWN_PROJECT,
     USER,
@@ -33,9 +33,6 @@ from .projects import (
 )
 from .rest import ask_manager
 from .test_doctor import MANAGER_TOML, doctor
-
-#: Who a user of the cluster is to OWN_PROJECT. "user" is a member, and an admin for a while.
-ROLES = ("member", "project admin", "domain admin")
 
 
 def vfolder_id(folder: ProjectFolder) -> str:
@@ -85,7 +82,7 @@ class TestDoors:
         with connect("user") as user:
             for type_ in ("interactive", "system"):
                 for source in (own_vfolder, uuid.UUID(own_vfolder)):
-                    assert mount(user, type_, "default", source) == HTTPStatus.OK
+                    assert mounts(user, type_, "default", source)
         outcomes = {str(door): door.knock("user", own_vfolder).status for door in DOORS}
         closed = [str(door) for door in DOORS if door.for_owner and outcomes[str(door)] >= 300]
         assert closed == []
@@ -119,7 +116,7 @@ def try_all_doors(folder: ProjectFolder, role: str) -> list[str]:
             for type_ in ("interactive", "system")
             for project in (OWN_PROJECT, "default")
             for source in sources
-            if not 400 <= mount(client, type_, project, source) < 500
+            if mounts(client, type_, project, source)
         ]
     done = backend_ai(
         *("session", "create", SMALL_IMAGE, "--name", f"door-{uuid.uuid4().hex[:8]}"),

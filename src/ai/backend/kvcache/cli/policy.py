@@ -303,4 +303,4 @@ def unprovision(project: str, storage_host: str | None, yes: bool) -> None:
         if place == named:
             change(api, lambda document: without_settings(document, level, ["folder"]))
             click.echo(f"{project}: the policy does not name its folder any more")
-        click.echo(f"{project}: {remove(api, level.name, place)}")
+        click.echo(f"{project}: {remove(api, project, level.name, place)}")

@@ -7,10 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 import attrs
+import click
 
 from ..policy.place import Place, is_provisioned
 from ..policy.policy import Policy
-from .manager import ask
+from .manager import INSTALL, ask, has_no_plugin
 from .names import Project
 
 _PATH = "/kvcache/folders"
@@ -128,8 +129,6 @@ def _done(needed: Needed, answer: Mapping[str, Any]) -> str:
 
 
 def _reason(error: Any) -> str:
-    from .manager import INSTALL, has_no_plugin
-
     if has_no_plugin(error):
         return f"it does not have the plugin, which makes the folders: {INSTALL}"
     return str(error.data.get("msg") or error.data.get("title") or error.reason)
@@ -140,16 +139,26 @@ def places(outcomes: Iterable[Outcome]) -> dict[str, str]:
     return {o.project.id: o.place for o in outcomes if o.place is not None}
 
 
-def remove(api: Any, project: str, place: Place) -> str:
+def remove(api: Any, called: str, project: str, place: Place) -> str:
     """Removes a project's provisioned folder; returns what was done.
 
     Args:
-        project: its id; the project may be gone.
+        called: how the user names the project, which may be gone.
+        project: its id.
 
     Raises:
-        ai.backend.client.exceptions.BackendError: the manager refuses, or is not reached.
+        click.ClickException: the manager refuses.
+        ai.backend.client.exceptions.BackendClientError: the manager is not reached.
     """
-    answer = ask(api, "DELETE", f"{_PATH}/{quote(str(place.host), safe=':')}/{project}")
+    from ai.backend.client.exceptions import BackendAPIError
+
+    try:
+        answer = ask(api, "DELETE", f"{_PATH}/{quote(str(place.host), safe=':')}/{project}")
+    except BackendAPIError as e:
+        raise click.ClickException(
+            f"the folder is not removed: {_reason(e)}; then remove it with `backend.ai kvcache "
+            f"policy unprovision {called} --storage-host {place.host}`"
+        ) from e
     if answer["gone"]:
         return f"its folder on {place.host} is removed"
     return f"the storage proxy of {place.host} goes on removing its folder"
