@@ -169,7 +169,9 @@ def project_admin(project: Project, user: str) -> Iterator[None]:
     Args:
         user: the user's id.
     """
-    role = f"SELECT id FROM roles WHERE name = 'role_project_{project.id[:8]}_admin'"
+    # The first is of the projects that came with the database, the second of those made since.
+    names = f"'role_project_{project.id[:8]}_admin', 'project-{project.id[:8]}-admin'"
+    role = f"SELECT id FROM roles WHERE name IN ({names})"
     database.query(f"INSERT INTO user_roles (user_id, role_id) SELECT '{user}', ({role})")
     try:
         yield

@@ -30,6 +30,14 @@ NO_FOLDER = {
 }
 
 
+#: What it answers where allow-auto-quota-scope-creation is false.
+NO_QUOTA_SCOPE = {
+    "type": "https://api.backend.ai/probs/storage/quota/scope/not-found",
+    "title": "Quota Scope Not Found",
+    "error_code": "quota-scope_read_not-found",
+}
+
+
 @attrs.define
 class Proxy:
     """Has folders, and removes one a while after it was told to."""
@@ -38,6 +46,7 @@ class Proxy:
     created: list[str] = attrs.field(factory=list)
     removal_seconds: float = 0.0
     is_broken: bool = False
+    makes_quota_scopes: bool = True
     comes_second: bool = False
     """Whether somebody else makes each folder a moment before."""
 
@@ -55,6 +64,8 @@ class Proxy:
 
     async def create(self, request: web.Request) -> web.Response:
         body: dict[str, Any] = await request.json()
+        if not self.makes_quota_scopes:
+            return web.json_response(NO_QUOTA_SCOPE, status=HTTPStatus.NOT_FOUND)
         is_there = body["vfid"] in self.folders or self.comes_second
         self.folders.add(body["vfid"])
         if is_there:
@@ -138,6 +149,12 @@ class TestMake:
         with pytest.raises(InvalidRequestError, match="no volume 'slow', only fast, volume1"):
             await folders.make(place)
         assert proxy.created == []
+
+    async def test_no_quota_scope(self, proxy: Proxy, folders: ProvisionedFolders) -> None:
+        proxy.makes_quota_scopes = False
+        with pytest.raises(InvalidRequestError, match="allow-auto-quota-scope-creation") as raised:
+            await folders.make(PLACE)
+        assert PLACE.vfid.partition("/")[0] in str(raised.value)
 
     async def test_broken_proxy(self, proxy: Proxy, folders: ProvisionedFolders) -> None:
         proxy.is_broken = True

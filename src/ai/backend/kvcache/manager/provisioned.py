@@ -15,7 +15,12 @@ from ai.backend.manager.clients.storage_proxy.manager_facing_client import (
 )
 from ai.backend.manager.config.unified import VolumesConfig
 from ai.backend.manager.errors.common import ServiceUnavailable
-from ai.backend.manager.errors.storage import VFolderBadRequest, VFolderGone, VFolderNotFound
+from ai.backend.manager.errors.storage import (
+    QuotaScopeNotFoundError,
+    VFolderBadRequest,
+    VFolderGone,
+    VFolderNotFound,
+)
 
 from ..policy.place import Host, Place, parse_host
 from .errors import InvalidRequestError
@@ -83,6 +88,13 @@ class ProvisionedFolders:
                     return False
                 try:
                     await client.create_folder(place.host.volume, place.vfid)
+                except QuotaScopeNotFoundError as e:
+                    raise InvalidRequestError(
+                        f"the storage proxy {place.host.proxy!r} makes no quota scopes by itself; "
+                        "set allow-auto-quota-scope-creation = true in its storage-proxy.toml, or "
+                        f"make the quota scope {place.vfid.partition('/')[0]} on "
+                        f"{place.host.volume}"
+                    ) from e
                 except BackendAIError:
                     # Of two requests at the same time, one comes second.
                     if await _is_there(client, place):
