@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -74,6 +75,33 @@ def plain(value: Any) -> Any:
             return {"type": type(value).__name__, **plain(vars(value))}
         case _:
             return str(value)
+
+
+def _values_of(action: argparse.Action) -> str:
+    """How many words follow an option."""
+    match action.nargs:
+        case 0:
+            return "none"
+        case None:
+            return "one"
+        case "?":
+            return "optional"
+        case int(count):
+            return "one" if count == 1 else "many"
+        case _:
+            return "many"
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """All spellings of an option, with spaces between → how many words follow it."""
+    # The spellings that an option's help leaves out are registered all the same.
+    names: dict[int, list[str]] = {}
+    actions: dict[int, argparse.Action] = {}
+    for name, action in parser._option_string_actions.items():
+        if not isinstance(action, argparse._HelpAction):
+            names.setdefault(id(action), []).append(name)
+            actions[id(action)] = action
+    return {" ".join(names[key]): _values_of(actions[key]) for key in names}
 
 
 def answer_question(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
