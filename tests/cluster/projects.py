@@ -18,8 +18,9 @@ from ai.backend.kvcache.policy.place import Host, parse_place, provisioned_place
 from devcluster import configuration, database, settings
 from devcluster.client import connect
 
-#: Its id. "other-user" is a member of the default project alone.
+#: Ids of the cluster's users. "other-user" is a member of the default project alone.
 USER = "dfa9da54-4b28-432f-be29-c0d680c7a412"
+OTHER_USER = "009fb1a4-487c-4f6e-9b1b-228b94b1d040"
 
 #: The project of which "user" is a member as well. It stays, since its sessions are remembered.
 OWN_PROJECT = "kvcache-own"

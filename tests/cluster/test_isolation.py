@@ -270,7 +270,7 @@ class TestVFolderOfEarlierVersions:
 
             text = policy("provision", "--yes", OWN_PROJECT)
             assert f"in the place of the VFolder {name} ({old_folder.place})" in text
-            assert "That VFolder stays as it is" in text
+            assert "The old one stays as it is" in text
             assert own_project.said() == {"folder": own_project.folder.place}
             code, found = doctor("--config", MANAGER_TOML)
             assert (code, found["isolation"]["status"]) == (0, "ok")

@@ -452,9 +452,9 @@ class TestProvision:
         [
             (OLD_PLACE, f"the VFolder kv-cache-2de2b969 ({OLD_PLACE})"),
             # The manager does not show superadmins the VFolders of other users.
-            (f"local:volume1/user:{OLD}/{HEX}", f"the VFolder local:volume1/user:{OLD}/{HEX}"),
+            (f"local:volume1/user:{OLD}/{HEX}", f"the folder local:volume1/user:{OLD}/{HEX}"),
             # That of another project is not its own.
-            (GONE_PLACE, f"the VFolder {GONE_PLACE}"),
+            (GONE_PLACE, f"the folder {GONE_PLACE}"),
         ],
     )
     def test_what_others_reach_is_replaced_when_that_is_agreed_to(
@@ -479,7 +479,7 @@ class TestProvision:
 
         shown = done("provision", "--yes", "chat")
         assert f"[1/1] chat: made its folder on local:volume1 in the place of {called}. " in shown
-        assert "That VFolder stays as it is" in shown
+        assert "The old one stays as it is" in shown
         assert manager.document == {"projects": {CHAT: {"folder": CHAT_PLACE}}}
         assert "has its folder on local:volume1\n" in done("provision", "--yes", "chat")
 
@@ -554,9 +554,12 @@ class TestUnprovision:
         assert manager.document["projects"][CHAT] == {"mode": "auto"}
 
     def test_of_a_project_that_is_gone(self, manager: Manager) -> None:
-        done("unprovision", GONE, "--yes")
-        assert manager.provisioned == {CHAT_PLACE}
+        manager.using = "the storage proxy 'local' fails"
+        assert "is not removed" in refused("unprovision", GONE, "--yes", status=1)
         assert GONE not in manager.document["projects"]
+        manager.using = None
+        done("unprovision", GONE, "--storage-host", "local:volume1", "--yes")
+        assert manager.provisioned == {CHAT_PLACE}
 
     def test_asks_first(self, manager: Manager) -> None:
         before = manager.policy

@@ -15,7 +15,7 @@ from ..errors import KVCacheError, PolicyError
 from ..policy.edit import Document, Level, levels_of, with_settings, without_settings
 from ..policy.effective import Effective, effective_settings, value_text
 from ..policy.place import Place, is_provisioned, parse_host, provisioned_place
-from ..policy.policy import PROJECTS, check_policy
+from ..policy.policy import PROJECTS, check_policy, is_project_id
 from .manager import connection
 from .names import Names, read_names
 from .policy_store import change, read_document, replace
@@ -280,13 +280,16 @@ def provision(
 def unprovision(project: str, storage_host: str | None, yes: bool) -> None:
     """Remove a project's KV folder, with all that lies in it.
 
-    PROJECT is an id or a name, or the id of a project that is gone and that the policy still names.
-    The policy does not name the folder any more afterwards. Refused while sessions of the project
-    run with KV cache.
+    PROJECT is an id or a name. A project that is gone is named by its id; --storage-host is needed
+    where the policy does not name the project any more either. The policy does not name the folder
+    afterwards. Refused while sessions of the project run with KV cache.
     """
     with connection() as api, _checked():
         document = read_document(api)
-        level = read_names(api).level(project, None, gone=levels_of(document))
+        gone = [*levels_of(document)]
+        if storage_host is not None and is_project_id(project):
+            gone.append(Level(PROJECTS, project))
+        level = read_names(api).level(project, None, gone=gone)
         named: Place | None = check_policy(document).projects.get(level.name, {}).get("folder")
         if storage_host is not None:
             host = parse_host(storage_host)

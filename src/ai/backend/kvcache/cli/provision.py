@@ -49,7 +49,7 @@ class Needed:
             return f"would make its folder on {where}"
         return (
             f"would make its folder on {where} in the place of {self.instead_of}, which others "
-            "than agents can reach"
+            "than agents may reach"
         )
 
 
@@ -82,7 +82,7 @@ def look(
     if named is None:
         return Needed(project, wanted)
     known = vfolders.get(str(named))
-    called = f"the VFolder {known['name']} ({named})" if known else f"the VFolder {named}"
+    called = f"the VFolder {known['name']} ({named})" if known else f"the folder {named}"
     return Needed(project, wanted or str(named.host), instead_of=called)
 
 
@@ -90,7 +90,7 @@ def refuse_move(needed: Needed) -> Outcome:
     """For a project that would lose sight of its cache, which nobody has agreed to yet."""
     return Outcome(
         needed.project,
-        f"refused: its folder is {needed.instead_of}, which others than agents can reach and "
+        f"refused: its folder is {needed.instead_of}, which others than agents may reach and "
         "change. Run this with --yes to give it a folder that nobody reaches. That folder starts "
         "empty, so sessions that start afterwards compute their contexts again; sessions that run "
         "keep the old one",
@@ -123,7 +123,7 @@ def _done(needed: Needed, answer: Mapping[str, Any]) -> str:
     if needed.instead_of is None:
         return done
     return (
-        f"{done} in the place of {needed.instead_of}. That VFolder stays as it is, with what lies "
+        f"{done} in the place of {needed.instead_of}. The old one stays as it is, with what lies "
         "in it, for the sessions that run with it; delete it when none does any more"
     )
 

@@ -335,6 +335,7 @@ PATHS: Mapping[str, Mapping[str, Schema]] = {
                     ),
                 }),
                 403,
+                404,
                 409,
                 503,
             ),

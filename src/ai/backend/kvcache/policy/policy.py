@@ -110,7 +110,8 @@ def levels_of_kind(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return levels
 
 
-def _is_project(text: str) -> bool:
+def is_project_id(text: str) -> bool:
+    """Whether a text is an id as policies write those of projects."""
     try:
         return str(UUID(text)) == text
     except ValueError:
@@ -126,7 +127,7 @@ def check_policy(document: Any) -> Policy:
     if not isinstance(document, dict):
         raise PolicyError(f"a policy maps names to values, and {document!r:.100} does not")
     projects = levels_of_kind(document, PROJECTS)
-    if strange := [name for name in projects if not _is_project(name)]:
+    if strange := [name for name in projects if not is_project_id(name)]:
         raise PolicyError(f"{PROJECTS} are named by their ids, and {strange[0]!r} is none")
     resource_groups = levels_of_kind(document, RESOURCE_GROUPS)
     site = {k: v for k, v in document.items() if k not in (PROJECTS, RESOURCE_GROUPS)}
