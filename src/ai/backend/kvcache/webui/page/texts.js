@@ -36,9 +36,11 @@ const EN = {
   noFolder: 'none yet',
   makeFolder: 'Make one',
   making: 'Making it …',
-  inTheTrash: '{name} is in the trash; restore it, or delete it for good and try again',
-  ofOtherKind:
-    '{name} is a folder of usage mode {kind}, and a KV folder is a general or data one; rename it, or choose another folder-name',
+  reachableFolder:
+    'This is a VFolder. Those who reach it can read and change what others’ sessions keep in it.',
+  replaceFolder: 'Replace it',
+  replaceFolderWarning:
+    '{name} gets a folder that only agents reach. It starts empty, so sessions that start from now on compute their contexts again. Sessions that run keep the VFolder, which stays as it is.',
   usage: '{used} of {cap}, {files} files',
   usageWithoutCap: '{used}, {files} files',
   usageUnknown: 'usage is not known',
@@ -91,7 +93,7 @@ const EN = {
   'setting.direct-io': 'Direct I/O',
   'setting.utilization-floor': 'Floor of GPU memory utilization',
   'setting.storage-host': 'Storage host of new folders',
-  'setting.folder-name': 'Name of new folders',
+  'setting.folder-name': 'Name of the folder in plans',
   'setting.folder-cap': 'Folder cap',
   'setting.age-limit': 'Age limit',
   'setting.watermarks': 'Watermarks',
@@ -132,9 +134,11 @@ const KO = {
   noFolder: '없음',
   makeFolder: '만들기',
   making: '만드는 중 …',
-  inTheTrash: '{name} 폴더가 휴지통에 있습니다. 복원하거나 완전히 삭제한 뒤 다시 시도하세요',
-  ofOtherKind:
-    '{name} 폴더의 사용 목적은 {kind}이지만 KV 폴더는 general 또는 data여야 합니다. 이름을 바꾸거나 다른 folder-name을 지정하세요',
+  reachableFolder:
+    '이 폴더는 VFolder이므로, 접근할 수 있는 사용자가 다른 사용자의 세션이 보관한 내용을 읽거나 바꿀 수 있습니다.',
+  replaceFolder: '새 폴더로 바꾸기',
+  replaceFolderWarning:
+    '{name} 프로젝트에 에이전트만 접근할 수 있는 폴더를 만듭니다. 새 폴더는 비어 있으므로 이후에 시작되는 세션은 컨텍스트를 다시 계산합니다. 실행 중인 세션은 기존 VFolder를 계속 쓰며, 기존 VFolder는 그대로 남습니다.',
   usage: '{cap} 중 {used}, 파일 {files}개',
   usageWithoutCap: '{used}, 파일 {files}개',
   usageUnknown: '사용량을 알 수 없음',
@@ -187,7 +191,7 @@ const KO = {
   'setting.direct-io': '직접 I/O',
   'setting.utilization-floor': 'GPU 메모리 사용률 하한',
   'setting.storage-host': '새 폴더의 스토리지 호스트',
-  'setting.folder-name': '새 폴더의 이름',
+  'setting.folder-name': '계획에 표시되는 폴더 이름',
   'setting.folder-cap': '폴더 최대 크기',
   'setting.age-limit': '보관 기한',
   'setting.watermarks': '정리 기준(워터마크)',
@@ -203,7 +207,7 @@ const KO = {
   'meaning.direct-io': '페이지 캐시를 거치지 않을지 여부',
   'meaning.utilization-floor': '버퍼 때문에 gpu_memory_utilization이 이 값보다 낮아지지 않게 합니다. 예: 0.5',
   'meaning.storage-host': '프로젝트의 폴더를 만들 스토리지 호스트. 예: local:volume1',
-  'meaning.folder-name': '폴더 이름의 앞부분',
+  'meaning.folder-name': '세션의 계획에서 이 폴더를 부르는 이름',
   'meaning.folder-cap': 'KV 폴더의 최대 크기. 예: 2TiB',
   'meaning.age-limit': '이 기간 동안 쓰이지 않은 것은 지울 수 있습니다. 예: 30d',
   'meaning.watermarks': '최대 크기에 대한 백분율. 뒤의 값을 넘으면 정리를 시작하고 앞의 값 아래에서 멈춥니다',
