@@ -365,7 +365,7 @@ async def test_hanging_engines_are_not_asked_all_at_once(
     assert figures["healthy"]["kvcache_loaded_tokens"] == 8448
     assert hanging.asked == 200
     # Of those that are given up the server hears a moment later.
-    assert hanging.most_open < 2 * pages.MAX_CONNECTIONS
+    assert hanging.most_open <= 2 * pages.MAX_CONNECTIONS
     assert {tuple(sorted(found)) for name, found in figures.items() if name != "healthy"} == {
         tuple(sorted(OF_THE_FOLDER))
     }

@@ -8,7 +8,7 @@ import pytest
 from ai.backend.kvcache.engine import adapters
 from ai.backend.kvcache.engine.adapter import Transport
 from ai.backend.kvcache.engine.command import Program
-from ai.backend.kvcache.engine.select import NAMES, WAYS, Wish, adapter_named, select
+from ai.backend.kvcache.engine.select import NAMES, WAYS, Wish, adapter_named, select, summary
 from ai.backend.kvcache.engine.versions import NEWEST, Versions
 from ai.backend.kvcache.errors import DeclinedError
 
@@ -64,41 +64,53 @@ def test_every_file_can_be_chosen() -> None:
 def test_chosen(
     program: Program, device: str | None, versions: Versions, wish: Wish, name: str
 ) -> None:
-    assert select(program, device, versions, wish).name == name
+    adapter = select(program, device, versions, wish=wish).adapter
+    assert adapter is not None
+    assert adapter.name == name
 
 
 @pytest.mark.parametrize(
     ("program", "device", "versions", "wish", "message"),
     [
-        (VLLM, "rocm", ALL, Wish(), "not known to work for vllm on 'rocm' accelerators"),
-        (SGLANG, None, ALL, Wish(), "not known to work for sglang without GPUs"),
         (
             VLLM,
             "cuda",
             found(vllm="0.24.0"),
             Wish(),
-            "no lmcache-gds: the image has no LMCache; no lmcache-posix: .*"
+            "no lmcache-gds or lmcache-posix: the image has no LMCache; "
             "no vllm-tiering: vLLM 0.24.0 is too old, 0.32.0 or later is needed",
         ),
         (VLLM, None, found(vllm="0.32.0"), Wish(), "the image has no LMCache"),
         (VLLM, None, Versions({"lmcache": "0.4.5"}), Wish(), "0.4.6 or later"),
         (SGLANG, "cuda", found(sglang="0.5.14"), Wish(), "SGLang 0.5.14 is too old, 0.5.15"),
-        (SGLANG, "cuda", ALL, Wish(transport=Transport.GDS), "transport = gds does not go with"),
+    ],
+)
+def test_no_way_is_left(
+    program: Program, device: str | None, versions: Versions, wish: Wish, message: str
+) -> None:
+    selection = select(program, device, versions, wish=wish)
+    assert selection.adapter is None
+    assert message in summary(selection.refused)
+
+
+@pytest.mark.parametrize(
+    ("program", "device", "wish", "message"),
+    [
+        (VLLM, "rocm", Wish(), "not known to work for vllm on 'rocm' accelerators"),
+        (SGLANG, None, Wish(), "not known to work for sglang without GPUs"),
+        (SGLANG, "cuda", Wish(transport=Transport.GDS), "transport = gds does not go with"),
         (
             VLLM,
             "cuda",
-            ALL,
             Wish("sglang-hicache"),
             r"connector = sglang-hicache does not go with this session, which runs vllm; it can "
             r"have lmcache-gds \(gds\), lmcache-posix \(posix\)",
         ),
     ],
 )
-def test_declined(
-    program: Program, device: str | None, versions: Versions, wish: Wish, message: str
-) -> None:
+def test_no_such_way(program: Program, device: str | None, wish: Wish, message: str) -> None:
     with pytest.raises(DeclinedError, match=message):
-        select(program, device, versions, wish)
+        select(program, device, ALL, wish=wish)
 
 
 def test_oldest_versions_are_of_packages_that_have_a_title() -> None:

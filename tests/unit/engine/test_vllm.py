@@ -134,6 +134,23 @@ class TestReadArguments:
         assert (told.block_size, told.data_parallel) == (32, 2)
         assert (read_arguments([]).block_size, read_arguments([]).data_parallel) == (None, 1)
 
+    def test_memory(self) -> None:
+        told = read_arguments([
+            *("--kv-cache-memory-bytes", "20G", "--num-gpu-blocks-override=4096"),
+            *("--cpu-offload-gb", "1.5", "--swap-space", "16", "--enforce-eager"),
+            *("--max-num-batched-tokens", "8k", "--max-num-seqs", "64", "-pcp", "2"),
+            *("--enable-prompt-embeds", "--attention-backend", "FLASHINFER"),
+        ])
+        # 20 × 2^30 bytes: a capital letter is a power of two.
+        assert told.kv_cache_memory_bytes == 21_474_836_480
+        assert told.num_gpu_blocks_override == 4096
+        assert (told.cpu_offload_gb, told.swap_space) == (1.5, 16.0)
+        assert told.enforce_eager
+        assert (told.max_num_batched_tokens, told.max_num_seqs) == (8000, 64)
+        assert told.prefill_context_parallel == 2
+        assert told.enable_prompt_embeds
+        assert told.attention_backend == "FLASHINFER"
+
     @given(st.lists(st.text(max_size=12) | st.sampled_from(["-tp", "--config", "--dtype", "8"])))
     def test_anything_else_is_our_own_error(self, arguments: list[str]) -> None:
         with contextlib.suppress(StartCommandError):

@@ -14,7 +14,7 @@ from ai.backend.kvcache.engine.select import Wish
 from ai.backend.kvcache.engine.versions import Versions
 from ai.backend.kvcache.folder.entries import Owner
 from ai.backend.kvcache.model.catalog import find_in_catalog
-from ai.backend.kvcache.plan.decide import Preparation, prepare
+from ai.backend.kvcache.plan.decide import Preparation, decide, prepare
 from ai.backend.kvcache.plan.plan import Decision
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
 from ai.backend.kvcache.policy.settings import Settings, Sharing
@@ -108,6 +108,50 @@ def decision_on(what: str, preparation: Preparation) -> tuple[Any, str]:
     """(value, why)."""
     (decision,) = (d for d in preparation.plan.decisions if d.what == what)
     return decision.value, decision.why
+
+
+class TestDeciding:
+    def test_touches_no_folder(self, make: SessionMaker, kv_folder: Path) -> None:
+        decided = decide(make(), SETTINGS)
+        assert decided.plan.namespace is not None
+        assert list(kv_folder.iterdir()) == []
+        # What carries it out is decided likewise.
+        assert prepare(make(), SETTINGS) == decided
+        assert (kv_folder / "ns" / decided.plan.namespace.name).is_dir()
+
+    def test_a_kv_folder_need_not_exist(self, make: SessionMaker) -> None:
+        model, kv = make().mounts
+        nowhere = attrs.evolve(kv, host_path=Path("/nonexistent"))
+        assert decide(make(mounts=(model, nowhere)), SETTINGS).plan.no_kv_cache_because is None
+
+    def test_ways_that_are_refused_are_told(self, make: SessionMaker) -> None:
+        image = Image("local/stable/vllm:1", {}, Versions({"vllm": "0.32.0"}, is_complete=True))
+        session = make(gpus=EIGHT_GPUS, service=serve("-tp", "8"), image=image)
+        preparation = decide(session, SETTINGS)
+        assert preparation.plan.adapter == "vllm-tiering"
+        plan = json.loads(preparation.files["plan.json"])
+        assert plan["refused"] == {
+            "lmcache-gds": "the image has no LMCache",
+            "lmcache-posix": "the image has no LMCache",
+        }
+
+    def test_all_ways_are_refused(self, make: SessionMaker) -> None:
+        image = Image("local/stable/vllm:1", {}, Versions({"vllm": "0.32.0"}, is_complete=True))
+        session = make(
+            gpus=EIGHT_GPUS, service=serve("-tp", "8", "--data-parallel-size", "2"), image=image
+        )
+        preparation = decide(session, SETTINGS)
+        assert (
+            "no lmcache-gds or lmcache-posix: the image has no LMCache; no vllm-tiering: a data"
+            in (reason(preparation))
+        )
+        refused = json.loads(preparation.files["plan.json"])["refused"]
+        assert list(refused) == ["lmcache-gds", "lmcache-posix", "vllm-tiering"]
+
+    def test_a_session_that_no_way_is_for(self, make: SessionMaker) -> None:
+        preparation = decide(make(service=serve("--enable-lora")), SETTINGS)
+        assert "LoRA" in reason(preparation)
+        assert preparation.plan.refused == {}
 
 
 class TestOnCpus:
@@ -247,9 +291,9 @@ class TestOnGpus:
 
     def test_vllms_default_is_one_gpu(self, make: SessionMaker) -> None:
         # 128 GiB of weights on one GPU of 80 GiB.
-        assert "128 GiB of weights and 3 GiB of overhead do not fit" in reason(
-            prepare(make(gpus=EIGHT_GPUS), SETTINGS)
-        )
+        refused = prepare(make(gpus=EIGHT_GPUS), SETTINGS).plan.refused
+        assert "128 GiB of weights and at least " in refused["lmcache-gds"]
+        assert "so vLLM does not start, with KV cache or without" in refused["lmcache-gds"]
 
     def test_other_accelerators(self, make: SessionMaker) -> None:
         session = make(gpus=Gpus("rocm", 8, 80 * GIB))
@@ -379,12 +423,12 @@ class TestKindsOfModels:
         assert "hybrid KV cache manager off" in preparation.plan.warnings[0]
 
     def test_latent_attention(self, make: SessionMaker, model: Path, data: Path) -> None:
-        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)
+        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=128 * GIB)
         preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
-        # On every rank 70,272 x 163,840 tokens = 10.72 GiB; the pool of 72 - 50 - 3 = 19 leaves
-        # 8.27 for the buffer: 8, and 0.9 - 8 / 80 = 0.8.
-        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "8192"
-        assert preparation.plan.arguments[-1] == "0.8"
+        # On every rank 70,272 x 163,840 tokens = 10.72 GiB, twice and 5 % = 22.5, in whole GiB.
+        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "23552"
+        # 0.9 - 23 / 80 = 0.6125
+        assert preparation.plan.arguments[-1] == "0.61"
 
     def test_decode_context_parallel(self, make: SessionMaker, model: Path, data: Path) -> None:
         write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)

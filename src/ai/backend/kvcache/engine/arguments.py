@@ -7,6 +7,7 @@ srt/server_args_config_parser.py).
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,12 @@ class Dialect:
     flags: Mapping[str, tuple[str, bool]]
     """Option whose presence says it all → the field it sets and to what. A field is False at first,
     prefix caching is True."""
+    weights_changing: frozenset[str]
+    """Options after which less of the weights may lie on a GPU than the checkpoint's size says."""
+    memory_adding: frozenset[str]
+    """Options after which the engine takes more of a GPU than can be said beforehand."""
+    graph_changing: frozenset[str]
+    """Options that change how many CUDA graphs there are, or how large."""
     connectors: frozenset[str]
     """Options that already say where KV cache goes; next to them nothing is added."""
     ignores_config_with_equals: bool
@@ -63,7 +70,15 @@ class Dialect:
     def option(self, written: str) -> str:
         """The option that is meant: engines take the beginning of one, where it is no other's."""
         written = written.replace("_", "-")
-        known = (*self.values, *self.value_changing, *self.flags, *self.connectors)
+        known = (
+            *self.values,
+            *self.value_changing,
+            *self.flags,
+            *self.weights_changing,
+            *self.memory_adding,
+            *self.graph_changing,
+            *self.connectors,
+        )
         if written in known or not written.startswith("--") or len(written) < _SHORTEST_BEGINNING:
             return written
         meant = {option for option in known if option.startswith(written)}
@@ -84,6 +99,8 @@ class EngineArguments:
     pipeline_parallel: int
     decode_context_parallel: int
     max_model_len: int | None
+    fits_length: bool
+    """Whether the engine shortens the longest context to what its pool holds."""
     gpu_memory_utilization: str | None
     dtype: str
     kv_cache_dtype: str
@@ -102,6 +119,29 @@ class EngineArguments:
     """Scales of an fp8 cache are computed from the first requests of each start."""
     speculates: bool
     """Whether a draft model runs beside."""
+    prefill_context_parallel: int = 1
+    kv_cache_memory_bytes: int | None = None
+    """Of each GPU, for the pool: vLLM ignores the utilization then (vLLM, config/cache.py)."""
+    num_gpu_blocks_override: int | None = None
+    """How many blocks the pool has, whatever was measured."""
+    cpu_offload_gb: float = 0.0
+    """GiB of weights of each GPU that stay in host memory."""
+    swap_space: float | None = None
+    """GiB of host memory of each GPU for swapped blocks; vLLM has no such option from 0.18 on."""
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enforce_eager: bool = False
+    """Whether CUDA graphs are off."""
+    weights_changes: tuple[str, ...] = ()
+    memory_additions: tuple[str, ...] = ()
+    graph_changes: tuple[str, ...] = ()
+    """The options of these kinds that were given."""
+    enable_prompt_embeds: bool = False
+    attention_backend: str | None = None
+    cumem_allocator: bool = False
+    """Whether GPU memory is allocated so that sleep mode can take it away."""
+    text_only: bool = False
+    """Whether a multimodal model takes text alone."""
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -163,6 +203,16 @@ def _utilization(option: str, value: str | None) -> str | None:
     return value
 
 
+def _fraction(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise StartCommandError(f"{name} {value!r} is not a number of 0 or more")
+    return number
+
+
 class _Values:
     """The last value of each field, and by which option it was given."""
 
@@ -183,9 +233,15 @@ class _Values:
             return None
         return _number(*self._given[field])
 
+    def fraction(self, field: str) -> float | None:
+        return _fraction(*self._given[field]) if field in self._given else None
+
+    def fits(self, field: str) -> bool:
+        """Whether the engine may choose a length that fits; the model's own is the bound."""
+        return (self.text(field) or "").lower() in ("auto", "-1")
+
     def length(self, field: str) -> int | None:
-        # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
-        return None if self.text(field) in ("auto", "-1") else self.number(field)
+        return None if self.fits(field) else self.number(field)
 
 
 def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
@@ -200,6 +256,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
     ignored_config: str | None = None
     flags = {"prefix_caching": True}
     speculates = False
+    given: set[str] = set()
     if arguments and not arguments[0].startswith("-"):
         values.give("model", "the model", arguments[0])
     for index, token in enumerate(arguments):
@@ -207,6 +264,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
             continue
         written, equals, rest = token.partition("=")
         option, value = dialect.option(written), rest if equals else None
+        given.add(option.partition(".")[0])
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue
@@ -233,6 +291,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         pipeline_parallel=values.number("pipeline_parallel") or 1,
         decode_context_parallel=values.number("decode_context_parallel") or 1,
         max_model_len=values.length("max_model_len"),
+        fits_length=values.fits("max_model_len"),
         gpu_memory_utilization=_utilization(
             values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
         ),
@@ -248,4 +307,19 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         sleep_mode=flags.get("sleep_mode", False),
         computes_kv_scales=flags.get("computes_kv_scales", False),
         speculates=speculates,
+        prefill_context_parallel=values.number("prefill_context_parallel") or 1,
+        kv_cache_memory_bytes=values.number("kv_cache_memory_bytes"),
+        num_gpu_blocks_override=values.number("num_gpu_blocks_override"),
+        cpu_offload_gb=values.fraction("cpu_offload_gb") or 0.0,
+        swap_space=values.fraction("swap_space"),
+        max_num_batched_tokens=values.number("max_num_batched_tokens"),
+        max_num_seqs=values.number("max_num_seqs"),
+        enforce_eager=flags.get("enforce_eager", False),
+        weights_changes=tuple(sorted(given & dialect.weights_changing)),
+        memory_additions=tuple(sorted(given & dialect.memory_adding)),
+        graph_changes=tuple(sorted(given & dialect.graph_changing)),
+        enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
+        attention_backend=values.text("attention_backend"),
+        cumem_allocator=flags.get("cumem_allocator", False),
+        text_only=flags.get("text_only", False),
     )

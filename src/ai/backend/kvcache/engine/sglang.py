@@ -6,6 +6,7 @@ from .arguments import Dialect
 
 SGLANG = Dialect(
     values={
+        "--attention-backend": "attention_backend",
         "--config": "config",
         "--context-length": "max_model_len",
         "--data-parallel-size": "data_parallel",
@@ -40,10 +41,14 @@ SGLANG = Dialect(
     }),
     draft_options=frozenset({"--speculative-algorithm", "--speculative-draft-model-path"}),
     flags={
+        "--disable-cuda-graph": ("enforce_eager", True),
         "--disable-radix-cache": ("prefix_caching", False),
         "--enable-lora": ("lora", True),
         "--lora-paths": ("lora", True),
     },
+    weights_changing=frozenset({"--cpu-offload-gb", "--quantization"}),
+    memory_adding=frozenset(),
+    graph_changing=frozenset({"--cuda-graph-bs", "--cuda-graph-max-bs"}),
     connectors=frozenset({
         "--enable-hicache",
         "--enable-hierarchical-cache",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..engine.adapter import EngineAdapter
 from ..errors import DeclinedError
 from .masks import masked
@@ -9,14 +11,20 @@ from .session import Session
 from .start import EngineStart
 
 
-def refuse_conflicts(session: Session, start: EngineStart, adapter: EngineAdapter) -> None:
-    """Raises where blocks could not be stored, or would mean something else when they come back.
+def refuse_conflicts(
+    session: Session, start: EngineStart, adapters: Sequence[EngineAdapter]
+) -> None:
+    """Some sessions cannot have KV cache in any way.
+
+    Args:
+        adapters: of all ways that the session may go. Where the user has configured one of them,
+            no other is taken.
 
     Raises:
         DeclinedError: the message names what is in the way and what to do.
     """
     told = start.arguments
-    for variable in adapter.own_variables:
+    for variable in dict.fromkeys(v for adapter in adapters for v in adapter.own_variables):
         if variable in session.environ:
             raise DeclinedError(
                 f"{variable} is already set, so the user's own configuration of KV cache is left "
@@ -37,6 +45,15 @@ def refuse_conflicts(session: Session, start: EngineStart, adapter: EngineAdapte
             "--calculate-kv-scales is on: each start computes its own scales, and blocks of an "
             "earlier start would be read with the wrong ones; use a checkpoint with scales"
         )
+
+
+def refuse_way(start: EngineStart, adapter: EngineAdapter) -> None:
+    """Some of what a user told the engine does not go with one way, and may go with another.
+
+    Raises:
+        DeclinedError: the message names what is in the way and what to do.
+    """
+    told = start.arguments
     if not told.prefix_caching and adapter.needs_prefix_cache:
         raise DeclinedError(
             "prefix caching is off, and this engine keeps contexts in a folder only behind it; "

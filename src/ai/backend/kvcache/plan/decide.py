@@ -9,23 +9,27 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from ..engine.adapter import EngineRequest, EngineSetup, Transport
-from ..engine.compatibility import refuse_incompatible, version_notes
+from ..engine.compatibility import compatibility_notes
+from ..engine.select import adapter_named, candidates, select, summary
+from ..engine.traits import Traits
 from ..engine.versions import Versions
 from ..errors import DeclinedError, KVCacheError
 from ..folder.layout import namespace_directory
 from ..folder.prepare import prepare_namespace, prepare_scope
+from ..model.parallel import Parallel
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
-from .conflicts import conflict_notes, refuse_conflicts
+from .conflicts import conflict_notes, refuse_conflicts, refuse_way
 from .folder import find_folder
 from .memory import Context, divide_memory
-from .model import read_model
+from .model import Model, read_model
 from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Mount, Session
 from .start import EngineStart, change_start, parallel_of, read_start
 from .suitability import hybrid_note, refuse_geometry
 from .tell import FILES_DIRECTORY, add_by_hand, tell
+from .traits import traits_of
 from .transport import Choice, choices
 
 
@@ -34,6 +38,10 @@ class Preparation:
     """A plan, and what has to be done to a session to carry it out."""
 
     plan: Plan
+    folder: Path | None = None
+    """The KV folder, as a path of this host, in which the namespace is to be made ready."""
+    namespace_facts: Mapping[str, int] = attrs.field(factory=dict)
+    """What to record of the namespace beside its description."""
     environment: Mapping[str, str] = attrs.field(factory=dict)
     files: Mapping[str, str] = attrs.field(factory=dict)
     links: Mapping[str, str] = attrs.field(factory=dict)
@@ -101,33 +109,77 @@ class _Asked:
     folder_why: str
     start: EngineStart
     versions: Versions
+    traits: Traits
+    model: Model
+    parallel: Parallel
+    parallel_why: str
 
 
-def _decide(session: Session, settings: Settings) -> Preparation:
+def decide(session: Session, settings: Settings) -> Preparation:
+    """Decides for one session that asks for KV cache. Reads its folders and changes nothing.
+
+    Returns:
+        A session that cannot have KV cache gets a plan with the reason, and nothing else.
+    """
+    refused: dict[str, str] = {}
+    try:
+        return _first_way(session, settings, refused)
+    except KVCacheError as e:
+        return without_kv_cache(session.kernel_id, str(e), refused)
+
+
+def _first_way(session: Session, settings: Settings, refused: dict[str, str]) -> Preparation:
+    """The first way that the session can go.
+
+    Args:
+        refused: gets the ways that the session cannot go, and why.
+
+    Raises:
+        KVCacheError: it cannot go any.
+    """
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
-    versions = versions_of(session.image, start.program)
     device = None if session.gpus is None else session.gpus.device
-    asked = _Asked(session, settings, folder, folder_why, start, versions)
-    first, *others = choices(session, start.program, device, versions, settings.wish)
-    try:
-        return _decide_way(asked, first)
-    except DeclinedError as e:
-        if not others:
-            raise
-        why = f"not {first.adapter.name}: {e}"
-        return _decide_way(asked, attrs.evolve(others[0], warnings=(why, *others[0].warnings)))
-
-
-def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
-    session, settings = asked.session, asked.settings
-    folder, start, versions = asked.folder, asked.start, asked.versions
-    adapter = choice.adapter
-    refuse_conflicts(session, start, adapter)
-    model = read_model(session, start)
+    ways = candidates(start.program, device, settings.wish)
+    refuse_conflicts(session, start, [adapter_named(way.adapter) for way in ways])
+    versions = versions_of(session.image, start.program)
+    model = read_model(session, start, versions.known_release("vllm"))
     refuse_geometry(model.geometry)
-    refuse_incompatible(adapter, versions, latent_attention=model.geometry.is_latent)
-    parallel, parallel_why = parallel_of(session, start)
+    traits = traits_of(session, start, model)
+    selection = select(start.program, device, versions, traits, settings.wish)
+    refused.update(selection.refused)
+    asked = _Asked(
+        session,
+        settings,
+        folder,
+        folder_why,
+        start,
+        versions,
+        traits,
+        model,
+        *parallel_of(session, start),
+    )
+    for choice in choices(selection.ways, session.gds):
+        try:
+            return _decide_way(asked, choice, refused)
+        except DeclinedError as e:
+            refused[choice.adapter.name] = str(e)
+    raise DeclinedError(summary(refused))
+
+
+def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Preparation:
+    """What the session gets if it goes this way.
+
+    Raises:
+        DeclinedError: it cannot.
+    """
+    if choice.closed_because is not None:
+        raise DeclinedError(choice.closed_because)
+    session, settings, folder = asked.session, asked.settings, asked.folder
+    start, versions = asked.start, asked.versions
+    model, parallel = asked.model, asked.parallel
+    adapter = choice.adapter
+    refuse_way(start, adapter)
     context = Context(
         adapter,
         versions,
@@ -146,6 +198,7 @@ def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
             session=session.kernel_id,
             hash_seed=namespace.hash_seed,
             versions=versions,
+            traits=asked.traits,
             block_tokens=start.arguments.block_size,
             on_gpus=session.gpus is not None,
             buffer_bytes=None if memory.gpu is None else memory.gpu.buffer_bytes,
@@ -162,14 +215,6 @@ def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
     environment, kept = _keep_user_values(wanted, session.environ)
     changed = change_start(session, start, told.arguments, told.model, told.run_by)
     shared_memory, shared_memory_notes = _shared_memory(session, setup)
-    prepare_namespace(
-        folder.host_path,
-        namespace,
-        session.owner,
-        session.kernel_id,
-        facts={"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
-        limits=settings.folder_limits,
-    )
     plan = Plan(
         kernel_id=session.kernel_id,
         no_kv_cache_because=None,
@@ -184,13 +229,14 @@ def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
         arguments=told.arguments,
         add_by_hand=add_by_hand(session, start, changed, told),
         metrics=setup.metrics,
+        refused=dict(refused),
         decisions=(
             Decision("folder", folder.name, asked.folder_why),
             Decision(
                 "engine", adapter.name, "GPUs allotted" if session.gpus else "no GPU allotted"
             ),
             *choice.decisions,
-            Decision("tensor_parallel", parallel.tensor, parallel_why),
+            Decision("tensor_parallel", parallel.tensor, asked.parallel_why),
             Decision(
                 "bytes_per_token",
                 model.geometry.bytes_per_token_no_hybrid,
@@ -215,11 +261,13 @@ def _decide_way(asked: _Asked, choice: Choice) -> Preparation:
             *setup.warnings,
             *choice.warnings,
             *conflict_notes(start),
-            *version_notes(adapter, versions),
+            *compatibility_notes(adapter, versions, asked.traits),
         ),
     )
     return Preparation(
         plan=plan,
+        folder=folder.host_path,
+        namespace_facts={"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
         environment={**environment, **(changed.environment if changed else {})},
         files={**told.files, PLAN_FILE: plan_text(plan)},
         links=told.links,
@@ -236,9 +284,11 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan.to_json(), indent=2) + "\n"
 
 
-def without_kv_cache(kernel_id: str, reason: str) -> Preparation:
+def without_kv_cache(
+    kernel_id: str, reason: str, refused: Mapping[str, str] | None = None
+) -> Preparation:
     """A session that runs as if it had not asked, and says why."""
-    plan = Plan(kernel_id=kernel_id, no_kv_cache_because=reason)
+    plan = Plan(kernel_id=kernel_id, no_kv_cache_because=reason, refused=dict(refused or {}))
     return Preparation(plan=plan, files={PLAN_FILE: plan_text(plan)})
 
 
@@ -264,10 +314,12 @@ def prepare_with_folder(
     """
     try:
         mount = _mounted(session, settings, folder, scope)
-        with_folder = attrs.evolve(session, mounts=(*session.mounts, mount))
-        return attrs.evolve(_decide(with_folder, settings), mount=mount)
     except KVCacheError as e:
         return without_kv_cache(session.kernel_id, str(e))
+    prepared = prepare(attrs.evolve(session, mounts=(*session.mounts, mount)), settings)
+    if prepared.plan.no_kv_cache_because is not None:
+        return prepared
+    return attrs.evolve(prepared, mount=mount)
 
 
 def prepare(session: Session, settings: Settings) -> Preparation:
@@ -278,7 +330,18 @@ def prepare(session: Session, settings: Settings) -> Preparation:
     Returns:
         A session that cannot have KV cache gets a plan with the reason, and nothing else.
     """
+    decided = decide(session, settings)
+    if decided.plan.namespace is None or decided.folder is None:
+        return decided
     try:
-        return _decide(session, settings)
+        prepare_namespace(
+            decided.folder,
+            decided.plan.namespace,
+            session.owner,
+            session.kernel_id,
+            facts=decided.namespace_facts,
+            limits=settings.folder_limits,
+        )
     except KVCacheError as e:
-        return without_kv_cache(session.kernel_id, str(e))
+        return without_kv_cache(session.kernel_id, str(e), decided.plan.refused)
+    return decided

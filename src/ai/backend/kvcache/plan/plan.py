@@ -47,6 +47,8 @@ class Plan:
     add_by_hand: str | None = None
     """The command to run where the plugin could not add the arguments itself."""
     metrics: tuple[MetricsEndpoint, ...] = ()
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    """The ways that were considered and not taken: adapter → why not."""
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -62,9 +64,11 @@ class Plan:
             "namespace": self.namespace
             and {"name": self.namespace.name, "description": dict(self.namespace.description)},
             "engine": self.adapter,
+            "refused": dict(self.refused),
             "budget": self.budget
             and {
                 **attrs.asdict(self.budget),
+                "utilization_before": str(self.budget.utilization_before),
                 "utilization": str(self.budget.utilization),
             },
             "host_bytes": self.host_bytes,

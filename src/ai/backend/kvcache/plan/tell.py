@@ -63,7 +63,7 @@ def tell(start: EngineStart, setup: EngineSetup, budget: Budget | None, model: M
         if setup.run_by is not None:
             files[CONFIG_ALONE_FILE] = yaml.safe_dump(dict(start.config), sort_keys=False)
         arguments = ["--config", str(FILES_DIRECTORY / CONFIG_FILE)]
-    if budget and start.arguments.gpu_memory_utilization is None:
+    if budget and budget.utilization != budget.utilization_before:
         arguments += ["--gpu-memory-utilization", str(budget.utilization)]
     links: dict[str, str] = {}
     if start.command is not None and start.command.names_model:

@@ -1,20 +1,17 @@
-"""Which way a session's contexts may go, by what its host has for GPUDirect Storage."""
+"""How the ways that a session can go can be gone on its host, which may have GPUDirect Storage."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import attrs
 
 from ..engine.adapter import EngineAdapter, Transport
-from ..engine.command import Program
-from ..engine.select import TRANSPORTS, Wish, select
-from ..engine.versions import Versions
-from ..errors import DeclinedError
+from ..engine.select import Way, adapter_named
 from ..gds.cufile import USUAL_FILE
 from ..gds.host import GdsHost, Obstacle
 from .plan import Decision
-from .session import Session
 
 _DECIDED = "transport"
 
@@ -30,6 +27,8 @@ class Choice:
     """Directories and files of the host, for the container to read."""
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
+    closed_because: str | None = None
+    """Why it cannot be taken on this host. None: it can."""
 
 
 def _direct(adapter: EngineAdapter, host: GdsHost) -> Choice:
@@ -62,34 +61,41 @@ def _ordinary(adapter: EngineAdapter, obstacle: Obstacle) -> Choice:
     return Choice(adapter, decisions=(Decision(_DECIDED, str(Transport.POSIX), why),))
 
 
-def choices(
-    session: Session, program: Program, device: str | None, versions: Versions, wish: Wish
-) -> tuple[Choice, ...]:
-    """The adapters that a session may get, the better one first.
+def _closed(adapter: EngineAdapter, obstacle: Obstacle) -> Choice:
+    return Choice(
+        adapter,
+        closed_because=(
+            f"{adapter.name} reads and writes nothing on this node: {obstacle.problem}, and "
+            f"{USUAL_FILE} has allow_compat_mode false; {obstacle.remedy}, or set transport = posix"
+        ),
+    )
+
+
+def choices(ways: Sequence[Way], host: GdsHost | None) -> tuple[Choice, ...]:
+    """The ways as they can be gone on this host, the better one first.
 
     Where data cannot go past host memory, ordinary files do better: they take no memory of the
     GPU's. They insist on more of the host's, though, and cuFile's compatible mode does not.
 
     Args:
-        device: Backend.AI's name of the GPUs' kind. None: no GPUs.
-
-    Raises:
-        DeclinedError: none fits, or the only one would read and write nothing on this host.
+        ways: that the versions allow, the better one first.
+        host: what this host has for GPUDirect Storage. None: nobody has looked.
     """
-    adapter = select(program, device, versions, wish)
-    host = session.gds
-    if TRANSPORTS[adapter.name] is not Transport.GDS or host is None:
-        return (Choice(adapter),)
-    obstacle = host.obstacle
-    if obstacle is None:
-        return (_direct(adapter, host),)
-    compatible = () if host.refuses_compatible else (_compatible(adapter, host, obstacle),)
-    if wish == Wish():
-        files = select(program, device, versions, Wish(transport=Transport.POSIX))
-        return (_ordinary(files, obstacle), *compatible)
-    if not compatible:
-        raise DeclinedError(
-            f"{adapter.name} reads and writes nothing on this node: {obstacle.problem}, and "
-            f"{USUAL_FILE} has allow_compat_mode false; {obstacle.remedy}, or set transport = posix"
-        )
-    return compatible
+    obstacle = None if host is None else host.obstacle
+    found: list[Choice] = []
+    deferred: list[Choice] = []
+    for way in ways:
+        adapter = adapter_named(way.adapter)
+        if way.transport is Transport.GDS and host is not None:
+            if obstacle is None:
+                found.append(_direct(adapter, host))
+            elif host.refuses_compatible:
+                deferred.append(_closed(adapter, obstacle))
+            else:
+                deferred.append(_compatible(adapter, host, obstacle))
+        elif obstacle is not None and deferred:
+            found += [_ordinary(adapter, obstacle), *deferred]
+            deferred.clear()
+        else:
+            found.append(Choice(adapter))
+    return (*found, *deferred)
