@@ -154,7 +154,7 @@ class OptionTable:
     def _choices(self, found: _Found) -> Iterator[Choice]:
         for known, text in found.values.items():
             fields = _object(text)
-            if fields is None or known in found.fields:
+            if not fields or known in found.fields:
                 # Beside fields of its own an option is not what vLLM takes, but it was given.
                 yield from _choice(known, known.name, text)
             else:
