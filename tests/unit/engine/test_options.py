@@ -12,6 +12,7 @@ from ai.backend.kvcache.engine.options import (
     Choice,
     Effect,
     OptionTable,
+    described,
     option_table,
 )
 
@@ -181,6 +182,19 @@ class TestSpellings:
         whole, field = ["-sc", '{"method":"ngram","model":"m"}'], ["-sc.method", "ngram"]
         readings = [given(VLLM, *a) for a in (whole, field, [*whole, *field])]
         assert all(a != b for i, a in enumerate(readings) for b in readings[:i])
+
+    def test_one_choice_in_two_ways(self) -> None:
+        both = ["--spec-method", "ngram", "-sc.method", "suffix"]
+        found = [described(VLLM.chosen(a)) for a in (both, both[:2], both[2:])]
+        assert found == [
+            {"--spec-method": ["ngram", "suffix"]},
+            {"--spec-method": "ngram"},
+            {"--spec-method": "suffix"},
+        ]
+
+    def test_one_value_with_a_blank_is_not_two(self) -> None:
+        option = "--kv-cache-dtype-skip-layers"
+        assert given(VLLM, option, "0 1") != given(VLLM, option, "0", "1")
 
     @pytest.mark.parametrize(
         "arguments",

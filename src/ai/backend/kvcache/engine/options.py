@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -149,7 +149,7 @@ class OptionTable:
         elif known.values == "one":
             found.give(known, words[0] if words else "")
         else:
-            found.give(known, " ".join(words))
+            found.give(known, words[0] if len(words) == 1 else json.dumps(list(words)))
 
     def _choices(self, found: _Found) -> Iterator[Choice]:
         for known, text in found.values.items():
@@ -263,6 +263,18 @@ def _group(group: Mapping[str, str]) -> Iterator[tuple[list[str], Known]]:
         for spellings in group.get(key, "").split():
             names = spellings.split("=")
             yield names, Known(names[0], effect, because, values)
+
+
+def described(choices: Iterable[Choice]) -> dict[str, str | list[str]]:
+    """Choices as a namespace's description has them.
+
+    What was given in two ways, such as ``--spec-method`` and ``--speculative-config.method``, has
+    all its values: which one an engine takes depends on its version.
+    """
+    values: dict[str, list[str]] = {}
+    for choice in choices:
+        values.setdefault(choice.name, []).append(choice.value)
+    return {name: given[0] if len(given) == 1 else given for name, given in values.items()}
 
 
 @cache

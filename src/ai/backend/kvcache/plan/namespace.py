@@ -8,7 +8,7 @@ import attrs
 
 from ..engine.adapter import EngineAdapter
 from ..engine.command import Program
-from ..engine.options import TABLES, Choice, Effect, option_table
+from ..engine.options import TABLES, Choice, Effect, described, option_table
 from ..engine.versions import ENGINE_LABEL, LMCACHE_LABEL, Versions
 from ..errors import DeclinedError
 from ..folder.namespace import Namespace, namespace_of
@@ -139,7 +139,7 @@ def session_namespace(
         ],
         "compute_dtype": geometry.compute_dtype,
         "kv_dtype": geometry.dtype,
-        "choices": {c.name: c.value for c in choices if c.effect in counting},
+        "choices": described(c for c in choices if c.effect in counting),
         "tensor_parallel": parallel.tensor,
         "pipeline_parallel": parallel.pipeline,
         "decode_context_parallel": parallel.decode_context,
