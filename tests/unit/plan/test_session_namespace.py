@@ -123,7 +123,6 @@ def of(plan_of: Decide) -> Make:
         ["-qfp8"],
         ["--quantization=fp8"],
         ["--hf-overrides.rope_theta", "5"],
-        ["--hf-config-path", "/models/other"],
         ["--rope-scaling", '{"rope_type":"linear","factor":2.0}'],
         ["--tokenizer", "/models/other"],
         ["--revision", "v2"],
@@ -411,6 +410,19 @@ def test_weights_that_change_while_the_engine_runs(
     reason = plan_of(way, argument).no_kv_cache_because
     assert reason is not None
     assert "weights are exchanged while the engine runs" in reason
+
+
+@pytest.mark.parametrize(
+    ("way", "argument"),
+    [
+        ("lmcache-mp", "--hf-config-path=/models/other"),
+        ("sglang-hicache", "--decrypted-config-file=/models/other.json"),
+    ],
+)
+def test_configuration_from_elsewhere(plan_of: Decide, way: str, argument: str) -> None:
+    reason = plan_of(way, argument).no_kv_cache_because
+    assert reason is not None
+    assert reason.startswith(argument.partition("=")[0])
 
 
 def test_no_secret_is_in_the_description(of: Make) -> None:
