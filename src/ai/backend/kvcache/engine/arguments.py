@@ -7,7 +7,7 @@ srt/server_args_config_parser.py).
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,21 @@ from typing import Any
 import attrs
 
 from ..errors import StartCommandError
+from .amounts import amount, fraction, utilization, whole_number
+from .arity import option_of
+from .expansion import Argument
+from .hf_overrides import Overrides
 
-#: vLLM, utils/argparse_utils.py and engine/arg_utils.py, human_readable_int.
-_MULTIPLIERS: Mapping[str, int] = {
-    "": 1,
-    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-}  # fmt: skip
+#: Options by which KV cache is already configured, in all their forms: with a dot, in JSON, cut off.
+_CONNECTOR = re.compile(
+    r"--(?:kv-(?:transfer|connector|offload)|lmcache-|hicache-|enable-(?:lmcache|hi(?:cache|era)))"
+)
 
+#: The same, and variables of the user's own, in a text that nobody can split into arguments.
+_CONNECTOR_IN_TEXT = re.compile(
+    rf"(?:{_CONNECTOR.pattern})[\w-]*|\b(?:LMCACHE_(?:CONFIG_FILE|USE_|LOCAL_|REMOTE_|GDS_)|"
+    r"DYN_KVBM_|SGLANG_HICACHE_)\w*"
+)
 
 #: Backend.AI turns these into arguments of the model command, in this order and whatever engine it
 #: runs, before the words of EXTRA_ARGUMENTS (ai.backend.agent.legacy_inference_env).
@@ -38,6 +45,9 @@ _ARGUMENTS_BY_ENVIRONMENT: Mapping[str, str] = {
 
 #: Shorter beginnings of options are not looked up: two dashes and two letters.
 _SHORTEST_BEGINNING = 4
+
+#: With these values an option of several nodes means one.
+_ONE_NODE = frozenset({("--nnodes", "1"), ("-n", "1")})
 
 EXTRA_ARGUMENTS = ("VLLM_EXTRA_ARGS", "SGLANG_EXTRA_ARGS")
 
@@ -58,8 +68,12 @@ class Dialect:
     prefix caching is True."""
     connectors: frozenset[str]
     """Options that already say where KV cache goes; next to them nothing is added."""
+    other_nodes: frozenset[str]
+    """Options by which the engine is one of several that run on several nodes."""
     ignores_config_with_equals: bool
     """Whether ``--config=FILE`` is not noticed: option and value are looked for apart."""
+    attached: frozenset[str] = frozenset()
+    """Options of one letter, whose value may stand in the same word: ``-qfp8``."""
 
     def option(self, written: str) -> str:
         """The option that is meant: engines take the beginning of one, where it is no other's."""
@@ -69,6 +83,12 @@ class Dialect:
             return written
         meant = {option for option in known if option.startswith(written)}
         return meant.pop() if len(meant) == 1 else written
+
+    def matters(self, written: str) -> bool:
+        """Whether a value of the option, with a dot in it or not, has a part in any decision."""
+        whole = self.option(written.partition(".")[0])
+        known = self.values.keys() | self.value_changing | self.flags.keys() | self.connectors
+        return whole in known or whole in self.other_nodes or bool(_CONNECTOR.match(whole))
 
 
 @attrs.frozen
@@ -94,8 +114,8 @@ class EngineArguments:
     """The option by which the user already configured a KV connector or offloading."""
     block_size: int | None
     data_parallel: int
-    hf_overrides: str | None
-    """JSON that changes the model's configuration."""
+    hf_overrides: Mapping[str, Any]
+    """What changes the model's configuration, in levels as the configuration has them."""
     lora: bool
     prefix_caching: bool
     sleep_mode: bool
@@ -118,6 +138,8 @@ class EngineArguments:
     """Whether CUDA graphs are off."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
+    other_nodes: str | None = None
+    """The option by which the engine runs on several nodes."""
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -147,46 +169,58 @@ def environment_arguments(environ: Mapping[str, str]) -> list[str]:
     return options + [w for name in EXTRA_ARGUMENTS for w in extra_arguments(environ, name)]
 
 
+def connector_in(texts: Sequence[str]) -> str | None:
+    """The name by which a command that cannot be read already configures KV cache."""
+    for text in texts:
+        # Options have "-" or "_" between their words.
+        for readable in (text, text.replace("_", "-")):
+            if found := _CONNECTOR_IN_TEXT.search(readable):
+                return found[0]
+    return None
+
+
 def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
-    """A config file's content as the engine turns it into arguments; nested values stay opaque."""
+    """A config file's content as vLLM turns it into arguments (load_config_file).
+
+    vLLM before 0.29 drops ``false``, later ones look for an option that begins with ``--no-``. Read
+    as the later ones do it, prefix caching counts as off where it may be on, and no more.
+    """
     arguments: list[str] = []
     for key, value in config.items():
-        if value is False or value == []:
-            continue
-        arguments.append(f"--{key}")
-        if value is not True:
-            arguments.append(str(value))
+        if value is False:
+            arguments.append(f"--no-{key}")
+        elif value is True:
+            arguments.append(f"--{key}")
+        elif isinstance(value, list):
+            arguments += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            arguments += [f"--{key}", json.dumps(value, default=str)]
+        else:
+            arguments += [f"--{key}", str(value)]
     return arguments
 
 
-def _number(name: str, value: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
-    number = float(match[1]) * _MULTIPLIERS[match[2]] if match else 0
-    if number < 1:
-        raise StartCommandError(f"{name} {value!r} is not a positive number")
-    return int(number)
+def certain_arguments(arguments: Sequence[Argument], dialect: Dialect) -> list[str]:
+    """The arguments as text, where what is not known of them has a part in no decision.
 
-
-def _utilization(option: str, value: str | None) -> str | None:
-    if value is None:
-        return None
-    try:
-        valid = 0 < float(value) <= 1
-    except ValueError:
-        valid = False
-    if not valid:
-        raise StartCommandError(f"{option} {value!r} is not between 0 and 1")
-    return value
-
-
-def _fraction(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise StartCommandError(f"{name} {value!r} is not a number of 0 or more")
-    return number
+    Raises:
+        StartCommandError: a part that is not known could be an option, or the value of one that
+            matters. The message says which, in words to follow "because".
+    """
+    texts: list[str] = []
+    for place, argument in enumerate(arguments):
+        option, equals, _ = argument.text.partition("=")
+        if argument.is_certain and argument.text.isspace():
+            raise StartCommandError(
+                "an argument is nothing but blanks, as a backslash in front of a blank makes one"
+            )
+        if not argument.is_certain:
+            if not (equals and re.fullmatch(r"--[A-Za-z][\w.-]*", option)):
+                option = option_of([a.text for a in arguments], place) or ""
+            if not option or dialect.matters(option):
+                raise StartCommandError(f"it is not known what {argument.text[:80]} is")
+        texts.append(argument.text)
+    return texts
 
 
 class _Values:
@@ -207,14 +241,18 @@ class _Values:
     def number(self, field: str) -> int | None:
         if field not in self._given:
             return None
-        return _number(*self._given[field])
+        return whole_number(*self._given[field])
+
+    def amount(self, field: str) -> int | None:
+        return amount(*self._given[field]) if field in self._given else None
 
     def fraction(self, field: str) -> float | None:
-        return _fraction(*self._given[field]) if field in self._given else None
+        return fraction(*self._given[field]) if field in self._given else None
 
     def length(self, field: str) -> int | None:
         # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
-        return None if self.text(field) in ("auto", "-1") else self.number(field)
+        given = (self.text(field) or "").strip().lower()
+        return None if given in ("auto", "-1") else self.amount(field)
 
 
 def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
@@ -229,30 +267,46 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
     ignored_config: str | None = None
     flags = {"prefix_caching": True}
     speculates = False
+    other_nodes: str | None = None
+    overrides = Overrides()
     if arguments and not arguments[0].startswith("-"):
         values.give("model", "the model", arguments[0])
     for index, token in enumerate(arguments):
         if not token.startswith("-"):
             continue
-        written, equals, rest = token.partition("=")
-        option, value = dialect.option(written), rest if equals else None
+        if token[:2] in dialect.attached and token[2:] and token[2] != "=":
+            written, equals, rest = token[:2], "=", token[2:]
+        else:
+            written, equals, rest = token.partition("=")
+        whole, dot, inner = written.partition(".")
+        whole = dialect.option(whole)
+        option = f"{whole}{dot}{inner}"
+        value = rest if equals else None
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue
         if value is None and index + 1 < len(arguments):
             value = arguments[index + 1]
-        if field := dialect.values.get(option):
+        if field := dialect.values.get(whole):
             if value is None:
                 raise StartCommandError(f"{option} lacks its value")
-            values.give(field, option, value)
-        if (whole := option.partition(".")[0]) in dialect.value_changing:
+            if field == "hf_overrides":
+                overrides.give(inner, value)
+            elif not dot:
+                values.give(field, option, value)
+        if whole in dialect.value_changing:
             changes[option] = value or ""
             speculates = speculates or whole in dialect.draft_options
-        elif whole in dialect.connectors:
+        elif whole in dialect.connectors or _CONNECTOR.match(whole):
             connector = whole
+        elif whole in dialect.other_nodes and (whole, value) not in _ONE_NODE:
+            other_nodes = whole
         elif option in dialect.flags:
             field, state = dialect.flags[option]
             flags[field] = state
+    data_parallel = values.number("data_parallel") or 1
+    if (values.number("data_parallel_local") or data_parallel) != data_parallel:
+        other_nodes = values.option("data_parallel_local")
     return EngineArguments(
         model=values.text("model"),
         served_model_name=values.text("served_model_name"),
@@ -262,7 +316,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         pipeline_parallel=values.number("pipeline_parallel") or 1,
         decode_context_parallel=values.number("decode_context_parallel") or 1,
         max_model_len=values.length("max_model_len"),
-        gpu_memory_utilization=_utilization(
+        gpu_memory_utilization=utilization(
             values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
         ),
         dtype=values.text("dtype") or "auto",
@@ -270,21 +324,22 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         value_changes=changes,
         connector=connector,
         block_size=values.number("block_size"),
-        data_parallel=values.number("data_parallel") or 1,
-        hf_overrides=values.text("hf_overrides"),
+        data_parallel=data_parallel,
+        hf_overrides=overrides.merged,
         lora=flags.get("lora", False),
         prefix_caching=flags["prefix_caching"],
         sleep_mode=flags.get("sleep_mode", False),
         computes_kv_scales=flags.get("computes_kv_scales", False),
         speculates=speculates,
         prefill_context_parallel=values.number("prefill_context_parallel") or 1,
-        kv_cache_memory_bytes=values.number("kv_cache_memory_bytes"),
+        kv_cache_memory_bytes=values.amount("kv_cache_memory_bytes"),
         num_gpu_blocks_override=values.number("num_gpu_blocks_override"),
         cpu_offload_gb=values.fraction("cpu_offload_gb") or 0.0,
         swap_space=values.fraction("swap_space"),
-        max_num_batched_tokens=values.number("max_num_batched_tokens"),
+        max_num_batched_tokens=values.amount("max_num_batched_tokens"),
         max_num_seqs=values.number("max_num_seqs"),
         enforce_eager=flags.get("enforce_eager", False),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
+        other_nodes=other_nodes,
     )

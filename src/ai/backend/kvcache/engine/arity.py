@@ -49,6 +49,17 @@ def takes_value(option: str) -> bool:
     return option in _NO_FLAGS or not _FLAG.fullmatch(option)
 
 
+def option_of(arguments: Sequence[str], place: int) -> str | None:
+    """The option that the word at a place is a value of; None where it is none's."""
+    at = place - 1
+    while at >= 0 and not arguments[at].startswith("-"):
+        at -= 1
+    if at < 0 or not takes_value(arguments[at]):
+        return None
+    is_next = at == place - 1
+    return arguments[at] if is_next or arguments[at].replace("_", "-") in _MANY else None
+
+
 def model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
     """(the argument that names the model, what stands in front of the name in it).
 
