@@ -33,6 +33,23 @@ def test_commands_of_the_readme_run() -> None:
             assert CliRunner().invoke(kvcache, shlex.split(command)).exit_code == 0
 
 
+def test_start_command_of_the_readme_gets_what_is_printed() -> None:
+    def lines(text: str) -> list[str]:
+        # Which namespace it is says nothing to a reader.
+        return re.sub(r"assumed-\w+", "assumed-…", text).splitlines()
+
+    text = (ROOT / "README.md").read_text()
+    match = re.search(
+        r"^\$ backend\.ai kvcache (plan .* -- .*)\n((?:.*\n)*?)```", text, re.MULTILINE
+    )
+    assert match
+    shown = [line for line in lines(match[2]) if line != "…"]
+    assert len(shown) > 10
+    printed = iter(lines(CliRunner().invoke(kvcache, shlex.split(match[1])).stdout))
+    # In the same order.
+    assert [line for line in shown if line not in printed] == []
+
+
 def test_every_figure_has_its_line() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
     lines = re.findall(r"^\| `(kvcache_\w+)` \| \S+ \| (.*) \|$", text, re.MULTILINE)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
@@ -13,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ai.backend.kvcache.agent import pages, usages
+from ai.backend.kvcache.agent import pages, plan_file, usages
 from ai.backend.kvcache.agent.collector import Collector
 from ai.backend.kvcache.agent.netns import InsidePage
 from ai.backend.kvcache.agent.pids import ContainerPids
@@ -124,6 +127,7 @@ async def test_engine_and_folder(collector: Collector, register: Any, engine: in
         "kvcache_computed_util": 7.165,
         "kvcache_first_token_p50": 0.175,
         "kvcache_first_token_p95": 0.45,
+        "kvcache_saved_seconds": 0.884,
         **FOLDER,
     }
 
@@ -138,7 +142,43 @@ async def test_what_was_said_of_requests_stands(
     assert second["kvcache_preempted"] == 0
     assert second["kvcache_util"] == first["kvcache_util"]
     assert second["kvcache_first_token_p50"] == first["kvcache_first_token_p50"]
-    assert second["kvcache_saved_seconds"] == 0
+    assert second["kvcache_saved_seconds"] == first["kvcache_saved_seconds"]
+
+
+VLLM = """\
+vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} {loaded}
+vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} 0
+vllm:request_prefill_time_seconds_count 1
+vllm:request_prefill_time_seconds_sum {prefill}
+vllm:request_queue_time_seconds_sum {queue}
+vllm:request_prompt_tokens_sum 3000
+vllm:request_prefill_kv_computed_tokens_sum {computed}
+vllm:inter_token_latency_seconds_count 100
+vllm:inter_token_latency_seconds_sum 10
+vllm:lmcache_mp_lookup_duration_seconds_sum {queue}
+"""
+
+
+async def test_saving_of_an_engine_that_was_started_again(
+    collector: Collector, register: Any
+) -> None:
+    """As in the quick start: what loads is another engine than what computed."""
+    text = VLLM.format(loaded=0, prefill=12.1, queue=0, computed=3000)
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server:
+        kernels = register(server.port)
+        assert (await values(collector, kernels))["kvcache_saved_seconds"] == 0
+        await collector.collect({}, [])
+        text = VLLM.format(loaded=2800, prefill=1.5, queue=1, computed=200)
+        # 3,000 tokens in 12 s and 200 in 1.4 s, besides a step of 0.1 s each: 2,800 would have
+        # taken 2,800 * 13.4 s / 3,200, and loading took 1 s.
+        found = await values(collector, kernels)
+        assert found["kvcache_saved_seconds"] == pytest.approx(10.725)
 
 
 async def test_percentages_are_of_a_hundred(
@@ -239,6 +279,82 @@ async def test_damaged_plan(collector: Collector, register: Any, tmp_path: Path)
     kernels = register(None)
     (tmp_path / "scratches/k1/config/kvcache/plan.json").write_text("{")
     assert await collector.collect(kernels, ["c1"]) == []
+
+
+def spoiled(tmp_path: Path, spoil: Callable[[Path], object]) -> Callable[[], None]:
+    """Does something to k1's plan, and returns what undoes it."""
+    config = tmp_path / "scratches/k1/config/kvcache"
+    content = (config / "plan.json").read_text()
+    spoil(config / "plan.json")
+
+    def mend() -> None:
+        shutil.rmtree(config, ignore_errors=True)
+        config.mkdir()
+        (config / "plan.json").write_text(content)
+
+    return mend
+
+
+def _replace_by_a_directory(plan: Path) -> None:
+    plan.unlink()
+    plan.mkdir()
+
+
+SPOILERS = [
+    pytest.param(lambda plan: plan.write_text(""), id="empty"),
+    pytest.param(lambda plan: plan.write_text("{"), id="begun"),
+    pytest.param(lambda plan: plan.write_text(plan.read_text()[:-1]), id="half-written"),
+    pytest.param(lambda plan: plan.write_bytes(b"\xff\xfe"), id="no-text"),
+    pytest.param(lambda plan: plan.rename(plan.with_name("new")), id="missing"),
+    pytest.param(lambda plan: shutil.rmtree(plan.parent), id="without-directory"),
+    pytest.param(_replace_by_a_directory, id="directory"),
+]
+
+
+class TestPlanThatCannotBeRead:
+    """Once, and can be read at the next tick: the session has its figures from then on."""
+
+    @pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+    async def test_error_of_the_file_system(
+        self,
+        collector: Collector,
+        register: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: int,
+    ) -> None:
+        kernels = register(None)
+
+        def fail(root: Path, path: Path) -> int:
+            raise OSError(error, os.strerror(error))
+
+        # A disk, or a file server, that fails: nothing here can be made to fail so.
+        with monkeypatch.context() as failing:
+            failing.setattr(plan_file, "open_file", fail)
+            assert await collector.collect(kernels, ["c1"]) == []
+            assert await collector.collect(kernels, ["c1"]) == []
+        assert await values(collector, kernels) == FOLDER
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert sum("cannot be read" in r.getMessage() for r in warnings) == 1
+
+    @pytest.mark.parametrize("spoil", SPOILERS)
+    async def test_file_that_is_no_plan_for_now(
+        self, collector: Collector, register: Any, tmp_path: Path, spoil: Callable[[Path], object]
+    ) -> None:
+        kernels = register(None)
+        mend = spoiled(tmp_path, spoil)
+        assert await collector.collect(kernels, ["c1"]) == []
+        mend()
+        assert await values(collector, kernels) == FOLDER
+
+    @pytest.mark.parametrize("spoil", SPOILERS)
+    async def test_later_it_takes_nothing(
+        self, collector: Collector, register: Any, tmp_path: Path, spoil: Callable[[Path], object]
+    ) -> None:
+        kernels = register(None)
+        assert await values(collector, kernels) == FOLDER
+        spoiled(tmp_path, spoil)
+        assert await values(collector, kernels) == FOLDER
 
 
 async def test_folder_that_hangs(

@@ -126,6 +126,16 @@ class TestPublishing:
         await tick(publisher, agent)
         assert store.names == ["kvcache.plan.k2"]
 
+    async def test_as_soon_as_it_can_be_read(
+        self, publisher: PlanPublisher, agent: Agent, store: Store, tmp_path: Path
+    ) -> None:
+        path = write(tmp_path, "k1", "{")
+        await tick(publisher, agent)
+        assert store.names == []
+        path.write_text(json.dumps(WITHOUT))
+        await tick(publisher, agent)
+        assert store.names == ["kvcache.plan.k1"]
+
 
 class TestStoreThatFails:
     async def test_is_logged_once_and_left_in_peace(

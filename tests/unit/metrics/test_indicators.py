@@ -79,15 +79,11 @@ class TestCapturedPages:
 
     def test_prefill_saved(self, data: Path) -> None:
         text = (data / "engine-pages/vllm-0.32_lmcache-mp-0.5.6_engine.prom").read_text()
-        reading = read_page(text)
-        assert reading["queue_seconds"] is not None
-        # 652 tokens were computed in 0.1438 s, and 8,448 were loaded; of the 0.6916 s that first
-        # tokens took, what was neither queue nor prefill was loading.
-        loading = 0.6916365623 - 0.1437863110 - reading["queue_seconds"]
+        # Four requests were 0.1437863 s in prefill and computed 652 tokens; a step takes
+        # 0.8365837 s / 92. They queued for 0.5079 s, 8,448 tokens being loaded meanwhile.
+        cost = (0.1437863110 - 4 * 0.8365836530 / 92) / 652
         found = values("", text)
-        assert found["kvcache_saved_seconds"] == pytest.approx(
-            8448 * 0.1437863110 / 652 - loading, abs=1e-6
-        )
+        assert found["kvcache_saved_seconds"] == pytest.approx(8448 * cost - 0.5078546480, abs=1e-6)
 
     def test_server_beside_the_engine(self, data: Path) -> None:
         pages = [
@@ -95,7 +91,7 @@ class TestCapturedPages:
             for of in ("engine", "server")
         ]
         reading = read_page("\n".join(pages))
-        assert reading["folder_tokens"] == 8448
+        assert reading["external_tokens"] == 8448
         assert reading["loads"] == 33
         assert reading["evicted_blocks"] == 33
         assert values("", "\n".join(pages), seconds=11)["kvcache_evicted_rate"] == 3
@@ -186,6 +182,178 @@ class TestSglang:
         # 1,000 - 100 - 200 - 300
         assert found["kvcache_computed_util"] == pytest.approx(40)
         assert found["kvcache_pool_util"] == 25
+
+
+class TestSglangBackends:
+    @pytest.mark.parametrize(
+        "backend",
+        ["HiCacheFile", "HiCacheHF3FS", "HiCacheNixl", "MooncakeStore", "file", "unknown", ""],
+    )
+    def test_shares(self, backend: str) -> None:
+        cached = 'sglang:cached_tokens_total{cache_source="'
+        found = values(
+            "",
+            f'sglang:prompt_tokens_total 1000\n{cached}device"}} 100\n{cached}host"}} 200\n'
+            f'{cached}storage_{backend}"}} 300\n',
+        )
+        assert found["kvcache_util"] == pytest.approx(30)
+        assert found["kvcache_computed_util"] == pytest.approx(40)
+
+    def test_backend_that_was_changed(self) -> None:
+        cached = 'sglang:cached_tokens_total{cache_source="storage'
+        found = values("", f'sglang:prompt_tokens_total 100\n{cached}_a"}} 10\n{cached}_b"}} 20\n')
+        assert found["kvcache_util"] == pytest.approx(30)
+
+    def test_without_details(self) -> None:
+        total = 'sglang:cached_tokens_total{cache_source="total"} 60\n'
+        assert values("", "sglang:prompt_tokens_total 100\n" + total) == {}
+
+
+class TestTiers:
+    """vLLM 0.32 and later say which of a connector's tiers tokens came from."""
+
+    TIERS = ("disk", "host", "p2p", "external_unspecified")
+
+    def page(self, prompts: int, loaded: int, **tiers: int) -> str:
+        return page(prompts=prompts, computed=prompts - loaded, engine=0, folder=loaded) + "".join(
+            f'vllm:prompt_tokens_cached_by_source_total{{source="{tier}"}} {tiers.get(tier, 0)}\n'
+            for tier in self.TIERS
+        )
+
+    def test_both(self) -> None:
+        before = self.page(1000, 500, disk=500)
+        found = values(before, self.page(2000, 1300, disk=700, host=600))
+        # Of the 800 tokens that were loaded 200 came from the folder, and 1,000 were asked for.
+        assert found["kvcache_util"] == pytest.approx(20)
+        assert found["kvcache_host_util"] == pytest.approx(60)
+        assert found["kvcache_loaded_tokens"] == pytest.approx(700)
+
+    def test_scheduled_in_the_interval_before(self) -> None:
+        before = self.page(1000, 0, disk=300, host=100)
+        found = values(before, self.page(1400, 400, disk=300, host=100))
+        assert found["kvcache_util"] == pytest.approx(75)
+        assert found["kvcache_host_util"] == pytest.approx(25)
+
+    def test_neither_folder_nor_host_memory(self) -> None:
+        found = values(self.page(0, 0), self.page(1000, 500, p2p=500))
+        assert found["kvcache_util"] == 0
+        assert found["kvcache_host_util"] == 0
+
+    def test_connector_that_does_not_tell(self) -> None:
+        found = values(self.page(0, 0), self.page(1000, 500, external_unspecified=500))
+        assert found["kvcache_util"] == 50
+        assert "kvcache_host_util" not in found
+
+    def test_connector_that_tells_of_some(self) -> None:
+        before = self.page(1000, 500, host=500)
+        found = values(before, self.page(2000, 1000, host=700, external_unspecified=300))
+        assert not {"kvcache_util", "kvcache_host_util", "kvcache_loaded_tokens"} & found.keys()
+
+    @pytest.mark.parametrize(
+        "name", ["kv_offload_load_bytes_total", "kv_offload_total_bytes_total"]
+    )
+    def test_offloading_of_vllm_that_does_not_tell(self, name: str) -> None:
+        offloading = f"vllm:{name} 0\n"
+        after = page(prompts=1000, computed=500, engine=0, folder=500) + offloading
+        found = values(page(prompts=0, computed=0, engine=0, folder=0) + offloading, after)
+        assert found["kvcache_computed_util"] == 50
+        assert not {"kvcache_util", "kvcache_host_util", "kvcache_loaded_tokens"} & found.keys()
+
+
+class TestLmcacheInsideVllm:
+    """What stands at zero because nobody counts it is not known."""
+
+    LOADED = page(prompts=1000, computed=100, engine=0, folder=900)
+    OF_LMCACHE = frozenset({
+        "kvcache_load_rate",
+        "kvcache_load_mem",
+        "kvcache_store_rate",
+        "kvcache_store_mem",
+        "kvcache_evicted_rate",
+        "kvcache_crowded_out",
+        "kvcache_failed_loads",
+        "kvcache_failed_stores",
+        "kvcache_saved_seconds",
+    })
+
+    def lmcache(self, **counts: int) -> str:
+        zero = dict.fromkeys(
+            (
+                "num_retrieve_requests_total",
+                "num_store_requests_total",
+                "num_remote_read_requests_total",
+                "num_remote_read_bytes_total",
+                "num_remote_write_requests_total",
+                "num_remote_write_bytes_total",
+                "local_cpu_evict_keys_count_total",
+                "local_cpu_evict_failed_count_total",
+                "get_blocking_failed_count",
+                "put_failed_count",
+            ),
+            0,
+        )
+        return "".join(f"lmcache:{name} {n}\n" for name, n in {**zero, **counts}.items())
+
+    def test_counts_nothing(self) -> None:
+        found = values(page(prompts=0) + self.lmcache(), self.LOADED + self.lmcache())
+        assert found["kvcache_util"] == 90
+        assert not self.OF_LMCACHE & found.keys()
+
+    def test_families_without_samples(self) -> None:
+        declared = "# HELP lmcache:x y\n# TYPE lmcache:num_remote_read_bytes_total counter\n"
+        assert not self.OF_LMCACHE & values(declared, self.LOADED + declared).keys()
+
+    def test_gpudirect_storage_has_no_bytes(self) -> None:
+        counts = {"num_retrieve_requests_total": 3, "num_store_requests_total": 5}
+        found = values(page(prompts=0) + self.lmcache(), self.LOADED + self.lmcache(**counts))
+        rates = {"kvcache_load_rate", "kvcache_load_mem", "kvcache_store_rate", "kvcache_store_mem"}
+        assert not rates & found.keys()
+        assert found["kvcache_evicted_rate"] == 0
+
+    def test_has_stored_and_not_published_its_loads(self) -> None:
+        stored = {
+            "num_store_requests_total": 5,
+            "num_remote_write_requests_total": 5,
+            "num_remote_write_bytes_total": 5000,
+        }
+        found = values(page(prompts=0) + self.lmcache(), self.LOADED + self.lmcache(**stored))
+        assert found["kvcache_store_rate"] == 500
+        assert "kvcache_load_rate" not in found
+
+
+class TestPagesFromOutside:
+    @staticmethod
+    def of(data: Path, name: str) -> Mapping[str, float]:
+        before, after = (data / f"metrics-pages/{name}-{w}.prom" for w in ("before", "after"))
+        return values(before.read_text(), after.read_text(), seconds=30)
+
+    def test_lmcache_in_process_without_its_directory(self, data: Path) -> None:
+        # 8,448 of 9,100 tokens were loaded, and LMCache's own counters all stand at zero.
+        assert self.of(data, "lmcache-in-process-without-its-directory") == {
+            "kvcache_util": pytest.approx(92.835, abs=0.001),
+            "kvcache_engine_util": 0,
+            "kvcache_computed_util": pytest.approx(7.165, abs=0.001),
+            "kvcache_pool_util": 0,
+            "kvcache_loaded_tokens": 8448,
+            "kvcache_first_token_p50": pytest.approx(0.0533, abs=0.001),
+            "kvcache_first_token_p95": pytest.approx(0.076, abs=0.001),
+            "kvcache_preempted": 0,
+        }
+
+    def test_vllm_tiering_from_host_memory(self, data: Path) -> None:
+        found = self.of(data, "vllm-tiering-from-host-memory")
+        assert found["kvcache_util"] == 0
+        assert found["kvcache_host_util"] == pytest.approx(92.835, abs=0.001)
+        assert found["kvcache_loaded_tokens"] == 0
+        assert "kvcache_saved_seconds" not in found
+
+    def test_sglang_storage_by_backend(self, data: Path) -> None:
+        # 60,000 of 100,000 tokens were in storage, and none anywhere else.
+        found = self.of(data, "sglang-storage-by-backend")
+        assert found["kvcache_util"] == 60
+        assert found["kvcache_engine_util"] == 0
+        assert found["kvcache_computed_util"] == 40
+        assert found["kvcache_loaded_tokens"] == 60_000
 
 
 class TestDifferences:

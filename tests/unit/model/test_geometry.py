@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from packaging.version import Version
 
 from ai.backend.kvcache.errors import ModelError
 from ai.backend.kvcache.model.catalog import find_in_catalog
@@ -511,29 +512,108 @@ class TestLongestContext:
         ("scaling", "expected"),
         [
             (None, 131_072),
-            ({"rope_type": "yarn", "factor": 4.0}, 131_072),  # in the field already
-            ({"rope_type": "llama3", "factor": 8.0}, 131_072),
+            ({"rope_type": "llama3", "factor": 8.0}, 131_072),  # in the field already
             ({"type": "linear", "factor": 4.0}, 524_288),
             ({"rope_type": "dynamic", "factor": 2}, 262_144),
             ({"rope_type": "default"}, 131_072),
+            ({"rope_type": "linear", "factor": None}, 131_072),
+            # of each kind of layer
+            ({"full_attention": {"rope_type": "linear", "factor": 8.0}}, 1_048_576),
+            (
+                {
+                    "full_attention": {"rope_type": "default"},
+                    "sliding_attention": {"type": "mrope"},
+                },
+                131_072,
+            ),
         ],
     )
-    def test_rotary_scaling(self, scaling: object, expected: int) -> None:
-        assert read_geometry({**LLAMA, "rope_scaling": scaling}).max_model_len == expected
+    @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+    def test_rotary_scaling(self, field: str, scaling: object, expected: int) -> None:
+        geometry = read_geometry({**LLAMA, field: scaling})
+        assert geometry.max_model_len == expected
+        assert geometry.warnings == ()
 
-    def test_long_rope_starts_at_the_original_length(self) -> None:
+    # vLLM, config/model.py, _get_and_verify_max_len: YaRN's factor counts from the original length
+    # up to 0.29, and from 0.30 on is in max_position_embeddings already.
+    @pytest.mark.parametrize(
+        ("version", "expected"),
+        [
+            ("0.15.0", 131_072), ("0.20.2", 131_072), ("0.29.0", 131_072), ("0.29.9", 131_072),
+            ("0.30.0", 40_960), ("0.32.0", 40_960), ("0.33.0", 40_960),
+        ],
+    )  # fmt: skip
+    def test_yarn_by_version(self, data: Path, version: str, expected: int) -> None:
+        config = read_json(data, data / "models" / "qwen3-yarn-128k.config.json")
+        geometry = read_geometry(config, vllm=Version(version))
+        assert geometry.max_model_len == expected  # 4 x 32,768, or as the file states
+        assert geometry.warnings == ()
+
+    def test_yarn_where_the_version_is_not_known(self, data: Path) -> None:
+        geometry = of(data, "qwen3-yarn-128k")
+        assert geometry.max_model_len == 131_072
+        assert geometry.warnings == (
+            "the longest context is 40960 or 131072 tokens, depending on the version of vLLM, which "
+            "is not known; the longer one is counted. --max-model-len decides it",
+        )
+
+    def test_yarn_that_all_versions_read_alike(self) -> None:
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+        geometry = read_geometry({**LLAMA, "rope_scaling": scaling})  # 4 x 32,768
+        assert geometry.max_model_len == 131_072
+        assert geometry.warnings == ()
+
+    def test_yarn_without_an_original_length(self) -> None:
+        # Transformers fills in max_position_embeddings.
+        config = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+        assert read_geometry(config, vllm=Version("0.26.0")).max_model_len == 524_288
+        assert read_geometry(config, vllm=Version("0.33.0")).max_model_len == 131_072
+
+    def test_yarn_in_mistrals_own_file(self) -> None:
+        params = {
+            "dim": 5120, "n_layers": 40, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "yarn": {"original_max_position_embeddings": 16384, "factor": 32, "beta": 32, "alpha": 1},
+        }  # fmt: skip
+        old = read_geometry(params, file="params.json", vllm=Version("0.20.2"))
+        assert old.max_model_len == 524_288  # 32 x 16,384
+        new = read_geometry(params, file="params.json", vllm=Version("0.33.0"))
+        assert new.max_model_len == 262_144
+
+    @pytest.mark.parametrize("version", [None, Version("0.20.2"), Version("0.33.0")])
+    def test_long_rope_starts_at_the_original_length(self, version: Version | None) -> None:
         scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
         config = {**LLAMA, "rope_scaling": scaling, "original_max_position_embeddings": 4096}
-        assert read_geometry(config).max_model_len == 4096
+        assert read_geometry(config, vllm=version).max_model_len == 4096
+
+    def test_gemma_3_has_every_scaling_in_its_length(self) -> None:
+        scaling = {"full_attention": {"rope_type": "linear", "factor": 8.0}}
+        config = {**LLAMA, "model_type": "gemma3_text", "rope_parameters": scaling}
+        assert read_geometry(config).max_model_len == 131_072
 
     def test_smallest_of_several(self) -> None:
         assert read_geometry({**LLAMA, "seq_length": 8192}).max_model_len == 8192
 
+    def test_model_max_length_wins(self, data: Path) -> None:
+        # Command-R states 8,192 positions and a model_max_length of 131,072; vLLM takes the latter.
+        assert of(data, "command-r-v01").max_model_len == 131_072
+        config = {**LLAMA, "model_max_length": 4096, "seq_length": 8192}
+        assert read_geometry(config).max_model_len == 4096
+
     def test_not_stated(self) -> None:
         config = {k: v for k, v in LLAMA.items() if k != "max_position_embeddings"}
-        geometry = read_geometry(config)
+        geometry = read_geometry({**config, "model_type": "xverse"})
         assert geometry.max_model_len == 2048
         assert "2048 tokens are assumed" in geometry.warnings[0]
+
+    def test_default_of_the_model_type(self) -> None:
+        config = {k: v for k, v in LLAMA.items() if k != "max_position_embeddings"}
+        geometry = read_geometry({**config, "model_type": "qwen2"})
+        assert geometry.max_model_len == 32_768
+        assert geometry.warnings == (
+            "config.json leaves fields out, and the defaults of model type 'qwen2' count, as in "
+            "vLLM: max_position_embeddings = 32768",
+        )
 
     @pytest.mark.parametrize("factor", ["4", -1, 0, True, float("nan"), float("inf")])
     def test_nonsense(self, factor: object) -> None:

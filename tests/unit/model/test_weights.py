@@ -135,7 +135,8 @@ class TestCount:
         # 8 experts of 3 x 64 x 32, a shared one and a router of 64 x 8, in the second layer alone
         config = {
             **TINY, "model_type": "deepseek_v2", "n_routed_experts": 8, "n_shared_experts": 1,
-            "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32, "first_k_dense_replace": 1, "kv_lora_rank": None,
+            "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0,
         }  # fmt: skip
         parameters = count_parameters(config)
         assert parameters.experts == 49_152

@@ -21,6 +21,16 @@ from ai.backend.kvcache.sizes import GIB
 
 MutatedModels = Callable[[int], Iterator[Any]]
 
+#: How each answer begins, with a start command and without.
+TOP: dict[str, Any] = {
+    "kv_cache": True,
+    "reason": None,
+    "way": "lmcache-gds",
+    "refused": {},
+    "namespace": None,
+    "start_command": None,
+}
+
 KEYS = {
     "model": {"name", "model_type", "max_model_len", "kv_dtype", "warnings"},
     "geometry": {
@@ -35,6 +45,9 @@ KEYS = {
         "weights_bytes_per_gpu",
         "weights_source",
         "overhead_bytes",
+        "overhead_low_bytes",
+        "overhead_high_bytes",
+        "beside_bytes",
         "kv_pool_bytes_before",
         "buffer_bytes",
         "kv_pool_bytes_after",
@@ -55,6 +68,10 @@ def reference(data: Path) -> SizingRequest:
         parallel=Parallel(8),
         memory_bytes=80 * GIB,
         weights_bytes=128 * GIB,
+        overhead_bytes=3 * GIB,
+        utilization=Decimal("0.9"),
+        vllm_version="0.20.2",
+        lmcache_version="0.4.6",
     )
 
 
@@ -68,6 +85,9 @@ class TestReference:
             "weights_bytes_per_gpu": 17_179_869_184,
             "weights_source": "as given",
             "overhead_bytes": 3_221_225_472,
+            "overhead_low_bytes": 3_221_225_472,
+            "overhead_high_bytes": 3_221_225_472,
+            "beside_bytes": 0,
             "kv_pool_bytes_before": 56_908_316_672,  # 53 GiB
             "buffer_bytes": 25_769_803_776,  # 24 GiB
             "kv_pool_bytes_after": 31_138_512_896,  # 29 GiB
@@ -82,6 +102,7 @@ class TestReference:
 
     def test_keys(self, reference: SizingRequest) -> None:
         plan = size(reference).to_json()
+        assert {name: plan.pop(name) for name in TOP} == TOP
         assert {name: set(part) for name, part in plan.items()} == KEYS
         assert [set(layer) for layer in plan["geometry"]["layers"]] == [
             {"kind", "count", "bytes_per_token", "window", "constant_bytes"}
@@ -133,7 +154,7 @@ class TestReference:
         sizing = size(attrs.evolve(large, max_model_len=131_072))
         assert sizing.budget is not None
         assert sizing.budget.buffer_bytes == 44 * GIB
-        # which leaves 9 GiB, too few for a context of 11
+        # which leaves 9 GiB, too few for a context of 11, so that ordinary files are taken
         assert "less than one context" in size(large).reasons[0]
 
 
@@ -170,8 +191,8 @@ class TestNamespace:
             {},
             {"kv_cache_dtype": "fp8"},
             {"parallel": Parallel(4, 2)},
-            {"lmcache_version": "0.5.5"},
-            {"vllm_version": "0.20.2"},
+            {"lmcache_version": "0.4.5"},
+            {"vllm_version": "0.20.1"},
             {"chunk_tokens": 512},
             {"model": attrs.evolve(reference.model, name="another")},
             {"model": attrs.evolve(reference.model, config={**reference.model.config, "x": 1})},

@@ -28,10 +28,12 @@ from ..metrics.indicators import (
     Unit,
     usage_indicators,
 )
+from ..metrics.saving import cost_of
+from .costs import Costs, EngineKind
 from .leases import LeaseKeeper
 from .pages import PageReader, Source
 from .pids import ContainerPids
-from .plan_file import read_plan
+from .plan_file import PlanFiles
 from .target import Target, target_of
 from .transport import effective_transport
 from .usages import Usages
@@ -63,14 +65,14 @@ class Collector:
     """Scrapes engines and sizes namespaces. Nothing it does raises into the agent's tick."""
 
     def __init__(self, scratch_root: Path) -> None:
-        self._scratch_root = scratch_root
+        self._plans = PlanFiles(scratch_root)
         # Of its own: where a file server hangs, walks do, and nothing else.
         self._walkers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvcache-walk")
         self._leases = LeaseKeeper(self._walkers)
         self._usages = Usages(self._walkers)
+        self._costs = Costs()
         self._pids = ContainerPids()
         self._pages = PageReader(self._pids)
-        self._plans: dict[str, Mapping[str, Any] | None] = {}
         self._sources: dict[tuple[str, str], Source] = {}
 
     async def close(self) -> None:
@@ -93,10 +95,11 @@ class Collector:
             {str(kernel_id) for kernel_id in kernels},
         )
         self._pids.keep({t.container_id for t in targets})
+        self._costs.keep({t.kernel_id for t in targets})
         self._usages.keep({t.namespace for t in targets if t.namespace})
         pages = self._keep_sources(targets)
         ends_at = asyncio.get_running_loop().time() + TICK_SECONDS
-        # What both say, the engine says.
+        # Where the engine and LMCache's server both report a figure, the engine's is used.
         parts = [
             *((t, self._inside(t, name, s, ends_at)) for t, name, s in pages if name != _ENGINE),
             *((t, self._engine(t, s, ends_at)) for t, name, s in pages if name == _ENGINE),
@@ -129,15 +132,13 @@ class Collector:
             for kernel_id, kernel in list(kernels.items())
             if kernel.get("container_id") in container_ids
         ]
-        unknown = [kernel_id for kernel_id, _, _ in wanted if kernel_id not in self._plans]
-        if unknown:
-            self._plans |= await asyncio.to_thread(self._read_plans, unknown)
-        alive = {kernel_id for kernel_id, _, _ in wanted}
-        self._plans = {k: plan for k, plan in self._plans.items() if k in alive}
+        kernel_ids = [kernel_id for kernel_id, _, _ in wanted]
+        plans = await asyncio.to_thread(self._plans.read, kernel_ids)
         return [
             target
             for kernel_id, container_id, kernel in wanted
-            if (plan := self._plans[kernel_id]) is not None
+            if (plan := plans.get(kernel_id)) is not None
+            and plan.get("kv_cache")
             and (target := target_of(kernel_id, container_id, kernel, plan)) is not None
         ]
 
@@ -154,18 +155,18 @@ class Collector:
         self._sources = {(target.kernel_id, name): source for target, name, source in pages}
         return sorted(pages, key=lambda page: page[2].late)
 
-    def _read_plans(self, kernel_ids: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
-        return {kernel_id: self._read_plan(kernel_id) for kernel_id in kernel_ids}
-
-    def _read_plan(self, kernel_id: str) -> Mapping[str, Any] | None:
-        """The plan of a session with KV cache; None for every other session."""
-        plan = read_plan(self._scratch_root, kernel_id)
-        return plan if plan and plan.get("kv_cache") else None
-
     async def _engine(self, target: Target, source: Source, ends_at: float) -> Mapping[str, float]:
         if target.metrics_url is None:
             return {}
-        return await self._pages.read_engine(target.metrics_url, source, ends_at)
+        if target.namespace is None:
+            return await self._pages.read_engine(target.metrics_url, source, ends_at)
+        kind = EngineKind(target.namespace, target.slots)
+        elsewhere = self._costs.elsewhere(target.kernel_id, kind)
+        figures = await self._pages.read_engine(target.metrics_url, source, ends_at, elsewhere)
+        cost = cost_of(source.reading) if source.reading is not None else None
+        if cost is not None:
+            self._costs.note(target.kernel_id, kind, cost)
+        return figures
 
     async def _inside(
         self, target: Target, name: str, source: Source, ends_at: float

@@ -21,6 +21,7 @@ from ai.backend.logging import BraceStyleAdapter
 from ..metrics.indicators import LASTING, engine_indicators
 from ..metrics.interval import between
 from ..metrics.reading import Reading, read_page
+from ..metrics.saving import NO_COST, Cost
 from .netns import InsidePage, read_inside
 from .pids import ContainerPids
 
@@ -51,16 +52,24 @@ class Source:
     """How many times in a row it did not come in time."""
 
     def take(
-        self, reading: Reading, now: float, block_bytes: float | None = None
+        self,
+        reading: Reading,
+        now: float,
+        block_bytes: float | None = None,
+        elsewhere: Cost = NO_COST,
     ) -> Mapping[str, float]:
         """The figures from the reading before to this one.
+
+        Args:
+            block_bytes: of a block in the session's folder, in the mean. None: not known.
+            elsewhere: the cost of what other engines of the same kind computed.
 
         Raises:
             ValueError: it is another page: nothing is on it of what was there before.
         """
         if self.reading is not None and self.reading.values and not reading.values:
             raise ValueError("nothing that counts is on the page")
-        interval = between(self.reading, reading, now - self.read_at, block_bytes)
+        interval = between(self.reading, reading, now - self.read_at, block_bytes, elsewhere)
         values = engine_indicators(interval)
         if interval.seconds is None:
             # Another engine than the one that was asked before.
@@ -131,12 +140,15 @@ class PageReader:
             await self._http.close()
         self._insiders.shutdown(wait=False, cancel_futures=True)
 
-    async def read_engine(self, url: str, source: Source, ends_at: float) -> Mapping[str, float]:
+    async def read_engine(
+        self, url: str, source: Source, ends_at: float, elsewhere: Cost = NO_COST
+    ) -> Mapping[str, float]:
         """The figures of an engine's own page.
 
         Args:
             source: what it said in earlier ticks.
             ends_at: when the tick is over, in the loop's time.
+            elsewhere: the cost of what other engines of the same kind computed.
         """
         if self._http is None:
             self._http = aiohttp.ClientSession(
@@ -152,7 +164,8 @@ class PageReader:
                 # The session's engine is not to lead the agent anywhere else.
                 async with self._http.get(url, allow_redirects=False) as response:
                     page = await _read_page(response)
-                return source.take(await asyncio.to_thread(read_page, page), time.monotonic())
+                reading = await asyncio.to_thread(read_page, page)
+                return source.take(reading, time.monotonic(), elsewhere=elsewhere)
         except (aiohttp.ClientError, OSError, ValueError) as e:
             # Engines take minutes to load a model, so this is the ordinary state at first.
             log.debug("no engine metrics at {}: {}", url, _brief(e))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ai.backend.logging import BraceStyleAdapter
 
 from ..plan.published import encode, key_of
-from .plan_file import read_plan
+from .plan_file import PlanFiles
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -36,7 +36,7 @@ class PlanPublisher:
     """
 
     def __init__(self, scratch_root: Path) -> None:
-        self._scratch_root = scratch_root
+        self._plans = PlanFiles(scratch_root)
         self._published: dict[str, float] = {}
         self._round: asyncio.Task[None] | None = None
         self._is_failing = False
@@ -64,15 +64,23 @@ class PlanPublisher:
             if kernel.get("container_id") in containers
         }
         self._published = published
-        due = [k for k, at in published.items() if now - at >= RENEWAL_SECONDS]
-        if due:
-            self._round = asyncio.create_task(self._publish(agent, due))
+        if any(now - at >= RENEWAL_SECONDS for at in published.values()):
+            self._round = asyncio.create_task(self._publish(agent, published, now))
 
-    async def _publish(self, agent: Any, kernel_ids: Sequence[str]) -> None:
+    async def _publish(self, agent: Any, published: Mapping[str, float], now: float) -> None:
+        """One round.
+
+        Args:
+            published: the kernels that run → when their plans were published.
+            now: when the round began.
+        """
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_SECONDS):
-                for kernel_id in kernel_ids:
-                    content = await asyncio.to_thread(self._content, kernel_id)
+                plans = await asyncio.to_thread(self._plans.read, tuple(published))
+                for kernel_id, plan in plans.items():
+                    if now - published[kernel_id] < RENEWAL_SECONDS:
+                        continue
+                    content = self._content(kernel_id, plan)
                     if content is not None:
                         client = agent.valkey_stat_client
                         await client.setex(key_of(kernel_id), content, EXPIRY_SECONDS)
@@ -85,10 +93,9 @@ class PlanPublisher:
         else:
             self._is_failing = False
 
-    def _content(self, kernel_id: str) -> bytes | None:
-        plan = read_plan(self._scratch_root, kernel_id)
+    def _content(self, kernel_id: str, plan: Mapping[str, Any]) -> bytes | None:
         try:
-            return None if plan is None else encode(plan)
+            return encode(plan)
         except ValueError as e:
             log.debug("kernel {}: its plan is not published: {}", kernel_id, e)
             return None

@@ -50,6 +50,8 @@ class Target:
     """As planned. None: by an adapter that is not known."""
     inside: Mapping[str, InsidePage]
     """Pages that are seen in the container only, by name."""
+    slots: frozenset[tuple[str, str]]
+    """The session's resource slots: name and amount."""
 
 
 def _inside_pages(kernel_id: str, plan: Mapping[str, Any]) -> dict[str, InsidePage]:
@@ -85,6 +87,11 @@ def _namespace(kernel: Any, plan: Mapping[str, Any]) -> NamespaceOnHost | None:
     return None
 
 
+def _slots(kernel: Any) -> frozenset[tuple[str, str]]:
+    slots = getattr(kernel.resource_spec, "slots", None) or {}
+    return frozenset((str(name), str(amount)) for name, amount in slots.items())
+
+
 def _folder_cap(plan: Mapping[str, Any]) -> int | None:
     cap = plan.get("folder_cap_bytes")
     return cap if type(cap) is int and 0 < cap <= MAX_BYTES else None
@@ -107,6 +114,7 @@ def target_of(
             folder_cap=_folder_cap(plan),
             transport=TRANSPORTS.get(plan["engine"]),
             inside=_inside_pages(kernel_id, plan),
+            slots=_slots(kernel),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         log.debug("kernel {}: its {} is not understood: {!r}", kernel_id, PLAN_FILE, e)

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from packaging.version import Version
+
+from ..engine.versions import NEWEST
 from ..model.catalog import catalog
 from ..model.geometry import read_geometry
 from ..model.weights import count_parameters
@@ -14,7 +17,7 @@ from .table import table
 
 def _entries() -> Iterator[dict[str, Any]]:
     for model in catalog().values():
-        geometry = read_geometry(model.config)
+        geometry = read_geometry(model.config, vllm=Version(NEWEST["vllm"]))
         yield {
             "name": model.name,
             "parameters": count_parameters(model.config).total,

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
 from ..plan.sizing import Sizing
+from ..plan.tell import FILES_DIRECTORY
 from ..sizes import GIB, gib
+from .session_plan import SessionPlan, printable
 from .table import table
 
 #: Columns of the drawn bar of one GPU's memory.
@@ -45,7 +54,7 @@ def _cache_rows(sizing: Sizing) -> list[list[str]]:
         full = geometry.bytes_per_token_no_hybrid
         rows.append(["  the same without windows", "", f"{full:,}", "", ""])
         on_gpu_full = share.bytes_per_token_no_hybrid
-        rows.append(["  … on one GPU, as with LMCache", "", f"{on_gpu_full:,}", "", ""])
+        rows.append(["  … on one GPU", "", f"{on_gpu_full:,}", "", ""])
     return rows
 
 
@@ -53,9 +62,10 @@ def _memory_rows(sizing: Sizing) -> list[list[str]]:
     gpu, budget = sizing.gpu, sizing.budget
     pool = sizing.pool_bytes_before
     buffer = budget.buffer_bytes if budget else 0
+    beside = sizing.beside_bytes
 
     def rest(pool_bytes: int, buffer_bytes: int) -> str:
-        used = gpu.weights_bytes + gpu.overhead_bytes + pool_bytes + buffer_bytes
+        used = gpu.weights_bytes + gpu.overhead.likely + pool_bytes + buffer_bytes
         return _size(gpu.memory_bytes - used) if used <= gpu.memory_bytes else _NONE
 
     def with_cache(text: str) -> list[str]:
@@ -64,10 +74,15 @@ def _memory_rows(sizing: Sizing) -> list[list[str]]:
     rows = [
         [f"One GPU, {gib(gpu.memory_bytes)}", "without", *with_cache("with KV cache")],
         ["  weights", _size(gpu.weights_bytes), *with_cache(_size(gpu.weights_bytes))],
-        ["  overhead", _size(gpu.overhead_bytes), *with_cache(_size(gpu.overhead_bytes))],
+        ["  overhead", _size(gpu.overhead.likely), *with_cache(_size(gpu.overhead.likely))],
         ["  KV pool", _size(pool), *with_cache(_size(sizing.pool_bytes_after))],
-        ["  transfer buffer", _NONE, *with_cache(_size(buffer))],
-        ["  left free", rest(pool, 0), *with_cache(rest(sizing.pool_bytes_after, buffer))],
+        ["  transfer buffer", _NONE, *with_cache(_size(buffer) if buffer else _NONE)],
+        *([["  LMCache's server", _NONE, _size(beside)]] if beside else []),
+        [
+            "  left free",
+            rest(pool, 0),
+            *with_cache(rest(sizing.pool_bytes_after, buffer + beside)),
+        ],
         [
             "  gpu_memory_utilization",
             str(gpu.utilization),
@@ -87,9 +102,10 @@ def _bar(sizing: Sizing) -> str:
     gpu, budget = sizing.gpu, sizing.budget
     parts = [
         ("weights", "█", gpu.weights_bytes),
-        ("overhead", "▓", gpu.overhead_bytes),
+        ("overhead", "▓", gpu.overhead.likely),
         ("KV pool", "▒", sizing.pool_bytes_after),
         ("buffer", "░", budget.buffer_bytes if budget else 0),
+        ("LMCache's server", "▞", sizing.beside_bytes),
     ]
     drawn, end, used = "", 0, 0
     for _, mark, size in parts:
@@ -111,6 +127,15 @@ def sizing_text(sizing: Sizing) -> str:
         f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
     ]
     verdict = "KV cache: yes" if sizing.budget else f"KV cache: no, because {sizing.reasons[0]}"
+    overhead = sizing.gpu.overhead
+    uncertain = (
+        [
+            f"  overhead is estimated: {_size(overhead.low)} to {_size(overhead.high)}; "
+            "vLLM prints at its start what it measures"
+        ]
+        if overhead.low != overhead.high
+        else []
+    )
     notes = [
         f"  {note}" for note in (*geometry.warnings, *sizing.reasons[0 if sizing.budget else 1 :])
     ]
@@ -119,5 +144,48 @@ def sizing_text(sizing: Sizing) -> str:
         "\n".join(head),
         table(_cache_rows(sizing)),
         f"{table(_memory_rows(sizing))}\n{_bar(sizing)}",
-        "\n".join((verdict, *notes, *hint)),
+        "\n".join((verdict, *uncertain, *notes, *hint)),
     ))
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(f"  {line}" for text in lines for line in text.rstrip().splitlines())
+    return f"{title}:\n{body}" if body else ""
+
+
+def _told(trial: Mapping[str, Any]) -> list[str]:
+    """What the session's engine is told, and its container given."""
+    command, shared_memory = trial["start_command"], trial["shared_memory_bytes"]
+    settings = {n: text for n, text in trial["files"].items() if PurePosixPath(n).suffix == ".yaml"}
+    links = [f"{name} -> {target}" for name, target in trial["links"].items()]
+    others = [name for name in trial["files"] if name not in settings]
+    return [
+        _section("start command", [shlex.join(command)]) if command else "start command: unchanged",
+        _section("environment", [f"{k}={v}" for k, v in trial["environment"].items()]),
+        *(
+            _section(str(FILES_DIRECTORY / name), [text])
+            for name, text in settings.items()
+            if yaml.safe_load(text)
+        ),
+        _section(f"besides in {FILES_DIRECTORY}", [*others, *links]),
+        f"/dev/shm: {gib(shared_memory)}" if shared_memory else "",
+    ]
+
+
+def trial_text(trial: Mapping[str, Any]) -> str:
+    """The plan of a session with a start command.
+
+    Args:
+        trial: as programs get it.
+    """
+    planned = trial["kv_cache"]
+    parts = [
+        f"KV cache: {'yes,' if planned else 'no, because'} {trial['way' if planned else 'reason']}",
+        SessionPlan(trial["plan"]).text() if planned else "",
+        *(_told(trial) if planned else ()),
+        _section("not taken", [f"{way}: {why}" for way, why in trial["refused"].items()]),
+        _section("assumed", trial["notes"]),
+    ]
+    text = "\n\n".join(filter(None, parts))
+    # A model's files may be somebody else's, and their words are in it.
+    return "\n".join(map(printable, text.split("\n")))

@@ -76,8 +76,22 @@ class Seconds(click.ParamType):
         return float(seconds)
 
 
+class Assignment(click.ParamType):
+    """``NAME=VALUE``."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, content = value.partition("=")
+        if not (name and equals):
+            self.fail(f"{value!r} is not written as NAME=VALUE", param, ctx)
+        return name, content
+
+
 class Gpus(click.ParamType):
-    """A number of GPUs, or a part of one."""
+    """A number of GPUs, none included, or a part of one."""
 
     name = "N"
 
@@ -85,6 +99,6 @@ class Gpus(click.ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Decimal:
         count = _decimal(value)
-        if count is None or not 0 < count <= MAX_COUNT or (count > 1 and count % 1):
+        if count is None or not 0 <= count <= MAX_COUNT or (count > 1 and count % 1):
             self.fail(f"{value!r} is neither a number of GPUs nor a part of one", param, ctx)
         return count

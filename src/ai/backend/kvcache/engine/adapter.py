@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ..sizes import GIB, MIB
+from .traits import Traits
 from .versions import Versions
 
 #: What vLLM's processes exchange through /dev/shm, where something else lies there too; Docker's
@@ -22,6 +23,21 @@ SHARED_BESIDES_BYTES = GIB
 NO_CHECKSUM = (
     "a changed byte in a file is not noticed, and answered from; keep the folder on storage with "
     "checksums of its own"
+)
+
+#: What vLLM does with a request for which a block was found and could not be loaded
+#: (kv_load_failure_policy). Computing the block is right where contexts are loaded between two
+#: steps of the scheduler (lmcache-mp, vllm-tiering): the request has not begun yet. LMCache inside
+#: vLLM loads within a step. vLLM's scheduler then takes the failed tokens back on the CPU only, and
+#: the answer is wrong with the V2 model runner or with asynchronous scheduling, which is on by
+#: itself from vLLM 0.15 on at the latest (vLLM#49250; read up to 0.33.0).
+FAIL_REQUEST = "fail"
+COMPUTE_INSTEAD = "recompute"
+
+#: Of ways that fail requests.
+FAILS_REQUESTS = (
+    "a request whose context is found in the folder and cannot be loaded ends with an error (vLLM "
+    "would answer wrongly if it computed the context in its place); the client has to ask again"
 )
 
 
@@ -47,6 +63,8 @@ class EngineRequest:
     hash_seed: int
     versions: Versions = attrs.field(factory=Versions)
     """A package that is not known counts as the newest."""
+    traits: Traits = frozenset()
+    """What the session has that decides how an engine is told."""
     on_gpus: bool = True
     buffer_bytes: int | None = None
     """GPU memory of each rank to stage transfers in, for an adapter that has such a buffer."""
@@ -150,6 +168,10 @@ class EngineAdapter(ABC):
     has 255 bytes. None: they do not."""
     gpu_buffer: ClassVar[bool] = False
     """Whether it stages transfers in GPU memory."""
+    gpu_process_bytes: ClassVar[int] = 0
+    """What a process of its own takes of each GPU's memory, outside of the engine's share."""
+    gpu_staged_chunks: ClassVar[int] = 0
+    """How many chunks that process stages there."""
     host_need: ClassVar[HostNeed] = HostNeed()
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Variables by which a user can change the engine's keys, and so the namespace."""

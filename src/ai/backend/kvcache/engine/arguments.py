@@ -17,11 +17,11 @@ import attrs
 
 from ..errors import StartCommandError
 from .amounts import amount, fraction, utilization, whole_number
-from .arity import option_of
+from .arity import option_of, positional_place
 from .expansion import Argument
 from .hf_overrides import Overrides
 
-#: Options by which KV cache is already configured, in all their forms: with a dot, in JSON, cut off.
+#: Options by which KV cache is already configured, whatever stands behind.
 _CONNECTOR = re.compile(
     r"--(?:kv-(?:transfer|connector|offload)|lmcache-|hicache-|enable-(?:lmcache|hi(?:cache|era)))"
 )
@@ -66,6 +66,12 @@ class Dialect:
     flags: Mapping[str, tuple[str, bool]]
     """Option whose presence says it all → the field it sets and to what. A field is False at first,
     prefix caching is True."""
+    weights_changing: frozenset[str]
+    """Options after which less of the weights may lie on a GPU than the checkpoint's size says."""
+    memory_adding: frozenset[str]
+    """Options after which the engine takes more of a GPU than can be said beforehand."""
+    graph_changing: frozenset[str]
+    """Options that change how many CUDA graphs there are, or how large."""
     connectors: frozenset[str]
     """Options that already say where KV cache goes; next to them nothing is added."""
     other_nodes: frozenset[str]
@@ -78,7 +84,15 @@ class Dialect:
     def option(self, written: str) -> str:
         """The option that is meant: engines take the beginning of one, where it is no other's."""
         written = written.replace("_", "-")
-        known = (*self.values, *self.value_changing, *self.flags, *self.connectors)
+        known = (
+            *self.values,
+            *self.value_changing,
+            *self.flags,
+            *self.weights_changing,
+            *self.memory_adding,
+            *self.graph_changing,
+            *self.connectors,
+        )
         if written in known or not written.startswith("--") or len(written) < _SHORTEST_BEGINNING:
             return written
         meant = {option for option in known if option.startswith(written)}
@@ -105,6 +119,8 @@ class EngineArguments:
     pipeline_parallel: int
     decode_context_parallel: int
     max_model_len: int | None
+    fits_length: bool
+    """Whether the engine shortens the longest context to what its pool holds."""
     gpu_memory_utilization: str | None
     dtype: str
     kv_cache_dtype: str
@@ -136,10 +152,18 @@ class EngineArguments:
     max_num_seqs: int | None = None
     enforce_eager: bool = False
     """Whether CUDA graphs are off."""
+    weights_changes: tuple[str, ...] = ()
+    memory_additions: tuple[str, ...] = ()
+    graph_changes: tuple[str, ...] = ()
+    """The options of these kinds that were given."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
     other_nodes: str | None = None
     """The option by which the engine runs on several nodes."""
+    cumem_allocator: bool = False
+    """Whether GPU memory is allocated so that sleep mode can take it away."""
+    text_only: bool = False
+    """Whether a multimodal model takes text alone."""
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -152,6 +176,18 @@ def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
         return shlex.split(environ.get(variable, ""))
     except ValueError as e:
         raise StartCommandError(f"{variable} has unbalanced quotes: {e}") from e
+
+
+def without_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments less every ``--config FILE``."""
+    kept: list[str] = []
+    tokens = iter(arguments)
+    for token in tokens:
+        if token == "--config":
+            next(tokens, None)
+        else:
+            kept.append(token)
+    return kept
 
 
 def environment_arguments(environ: Mapping[str, str]) -> list[str]:
@@ -249,10 +285,12 @@ class _Values:
     def fraction(self, field: str) -> float | None:
         return fraction(*self._given[field]) if field in self._given else None
 
+    def fits(self, field: str) -> bool:
+        """Whether the engine may choose a length that fits; the model's own is the bound."""
+        return (self.text(field) or "").strip().lower() in ("auto", "-1")
+
     def length(self, field: str) -> int | None:
-        # "auto" and -1 let vLLM choose a length that fits; the model's own is the bound.
-        given = (self.text(field) or "").strip().lower()
-        return None if given in ("auto", "-1") else self.amount(field)
+        return None if self.fits(field) else self.amount(field)
 
 
 def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
@@ -269,8 +307,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
     speculates = False
     other_nodes: str | None = None
     overrides = Overrides()
-    if arguments and not arguments[0].startswith("-"):
-        values.give("model", "the model", arguments[0])
+    given: set[str] = set()
     for index, token in enumerate(arguments):
         if not token.startswith("-"):
             continue
@@ -282,6 +319,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         whole = dialect.option(whole)
         option = f"{whole}{dot}{inner}"
         value = rest if equals else None
+        given.add(whole)
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue
@@ -304,6 +342,8 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         elif option in dialect.flags:
             field, state = dialect.flags[option]
             flags[field] = state
+    if (positional := positional_place(arguments)) is not None:
+        values.give("model", "the model", arguments[positional])
     data_parallel = values.number("data_parallel") or 1
     if (values.number("data_parallel_local") or data_parallel) != data_parallel:
         other_nodes = values.option("data_parallel_local")
@@ -316,6 +356,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         pipeline_parallel=values.number("pipeline_parallel") or 1,
         decode_context_parallel=values.number("decode_context_parallel") or 1,
         max_model_len=values.length("max_model_len"),
+        fits_length=values.fits("max_model_len"),
         gpu_memory_utilization=utilization(
             values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
         ),
@@ -339,7 +380,12 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         max_num_batched_tokens=values.amount("max_num_batched_tokens"),
         max_num_seqs=values.number("max_num_seqs"),
         enforce_eager=flags.get("enforce_eager", False),
+        weights_changes=tuple(sorted(given & dialect.weights_changing)),
+        memory_additions=tuple(sorted(given & dialect.memory_adding)),
+        graph_changes=tuple(sorted(given & dialect.graph_changing)),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
         other_nodes=other_nodes,
+        cumem_allocator=flags.get("cumem_allocator", False),
+        text_only=flags.get("text_only", False),
     )

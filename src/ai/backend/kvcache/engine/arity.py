@@ -13,29 +13,32 @@ from collections.abc import Sequence
 _FLAG = re.compile(r"--(?:enable|disable|no)-.*")
 _NO_FLAGS = frozenset({"--disable-access-log-for-endpoints"})
 
-_FLAGS = frozenset(
-    "--aggregate-engine-logging --allow-credentials --allow-deprecated-quantization "
-    "--async-scheduling --calculate-kv-scales --cohere-is-reasoning-model --cudagraph-metrics "
-    "--data-parallel-external-lb --data-parallel-hybrid-lb --data-parallel-multi-port-external-lb "
-    "--dcp-q-replicate --enforce-eager --exclude-tools-when-tool-choice-none "
-    "--fail-on-environ-validation --fully-sharded-loras --grpc --headless --help "
-    "--interleave-mm-strings --jit-monitor-verbose --kv-cache-metrics --kv-sharing-fast-prefill "
-    "--language-model-only --log-error-stack --long-prefill-token-threshold-adaptive "
-    "--mm-device-do-normalize --mm-encoder-only --monokernel --numa-bind "
-    "--ray-workers-use-nsight --return-sampling-mask --return-tokens-as-token-ids "
-    "--scheduler-reserve-full-isl --skip-mm-profiling --skip-tokenizer-init "
-    "--sleep-mode-offload-cudagraph --specialize-active-lora --swa-bounded-replay --tokens-only "
-    "--trust-remote-code --trust-request-chat-template --trust-request-mm-kwargs "
-    "--use-fp64-gumbel --use-replayssm --use-tqdm-on-load -dpe -dph -dpm -ep -h".split()
-)
+_FLAGS = frozenset({
+    "--aggregate-engine-logging", "--allow-credentials", "--allow-deprecated-quantization",
+    "--async-scheduling", "--calculate-kv-scales", "--cohere-is-reasoning-model",
+    "--cudagraph-metrics", "--data-parallel-external-lb", "--data-parallel-hybrid-lb",
+    "--data-parallel-multi-port-external-lb", "--dcp-q-replicate", "--enforce-eager",
+    "--exclude-tools-when-tool-choice-none", "--fail-on-environ-validation",
+    "--fully-sharded-loras", "--grpc", "--headless", "--help", "--interleave-mm-strings",
+    "--jit-monitor-verbose", "--kv-cache-metrics", "--kv-sharing-fast-prefill",
+    "--language-model-only", "--log-error-stack", "--long-prefill-token-threshold-adaptive",
+    "--mm-device-do-normalize", "--mm-encoder-only", "--monokernel", "--numa-bind",
+    "--ray-workers-use-nsight", "--return-sampling-mask", "--return-tokens-as-token-ids",
+    "--scheduler-reserve-full-isl", "--skip-mm-profiling", "--skip-tokenizer-init",
+    "--sleep-mode-offload-cudagraph", "--specialize-active-lora", "--swa-bounded-replay",
+    "--tokens-only", "--trust-remote-code", "--trust-request-chat-template",
+    "--trust-request-mm-kwargs", "--use-fp64-gumbel", "--use-replayssm", "--use-tqdm-on-load",
+    "-dpe", "-dph", "-dpm", "-ep", "-h",
+})  # fmt: skip
 
 #: Options that take all words up to the next option.
-_MANY = frozenset(
-    "--allowed-media-domains --api-key --collect-detailed-traces --cpu-offload-params "
-    "--cudagraph-capture-sizes --hf-token --ignore-patterns --kv-cache-dtype-skip-layers "
-    "--logits-processors --lora-modules --lora-target-modules --numa-bind-cpus --numa-bind-nodes "
-    "--offload-params --served-model-name --sleep-preserve-parameter-names".split()
-)
+_MANY = frozenset({
+    "--allowed-media-domains", "--api-key", "--collect-detailed-traces", "--cpu-offload-params",
+    "--cudagraph-capture-sizes", "--hf-token", "--ignore-patterns",
+    "--kv-cache-dtype-skip-layers", "--logits-processors", "--lora-modules",
+    "--lora-target-modules", "--numa-bind-cpus", "--numa-bind-nodes", "--offload-params",
+    "--served-model-name", "--sleep-preserve-parameter-names",
+})  # fmt: skip
 
 #: What names the model, by the spellings of all programs.
 _MODEL_OPTIONS = frozenset({"--model", "--model-path"})
@@ -60,25 +63,36 @@ def option_of(arguments: Sequence[str], place: int) -> str | None:
     return arguments[at] if is_next or arguments[at].replace("_", "-") in _MANY else None
 
 
-def model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
-    """(the argument that names the model, what stands in front of the name in it).
-
-    It is the first argument that belongs to no option, as argparse finds it, else an option's.
-    """
-    named: tuple[int, str] | None = None
+def positional_place(arguments: Sequence[str]) -> int | None:
+    """The first argument that belongs to no option, as argparse finds it. It names the model."""
     at = 0
     while at < len(arguments):
         token = arguments[at]
-        option, equals, _ = token.partition("=")
-        option = option.replace("_", "-")
         if not token.startswith("-"):
-            return at, ""
+            return at
         at += 1
-        if option in _MODEL_OPTIONS and (equals or at < len(arguments)):
-            named = (at - 1, token[: len(option) + 1]) if equals else (at, "")
-        if not takes_value(token):
-            continue
-        at += 1
-        while option in _MANY and at < len(arguments) and not arguments[at].startswith("-"):
+        if takes_value(token) and not _is_option(arguments[at : at + 1]):
             at += 1
-    return named
+            while token.replace("_", "-") in _MANY and not _is_option(arguments[at : at + 1]):
+                at += 1
+    return None
+
+
+def _is_option(word: Sequence[str]) -> bool:
+    """Whether no word is left, or one that cannot be a value. A negative number can."""
+    return not word or (word[0].startswith("-") and not re.fullmatch(r"-[0-9.]+", word[0]))
+
+
+def model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
+    """(the argument that names the model, what stands in front of the name in it)."""
+    if (positional := positional_place(arguments)) is not None:
+        return positional, ""
+    for at, token in enumerate(arguments):
+        option, equals, _ = token.partition("=")
+        if option.replace("_", "-") not in _MODEL_OPTIONS:
+            continue
+        if equals:
+            return at, f"{option}="
+        if at + 1 < len(arguments):
+            return at + 1, ""
+    return None

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 import attrs
 
 from ..errors import StartCommandError
-from .arity import model_place
+from .arity import model_place, positional_place
 from .expansion import Argument, expand
 from .launchers import Launch, Program, find_launch, plain_name, skip_launchers
 from .shell import Operator, Simple, Word, simple_commands, tokens_of
@@ -100,14 +100,11 @@ class EngineCommand(ABC):
             word = self._word_of(place)
             if model is not None:
                 changes[word] = before + model
-            if self.launch.has_subcommand and not before and self._stands_late(place):
+            if self.launch.has_subcommand and place == positional_place(self._texts) != 0:
                 # With a config file, vLLM looks for the model in the first place only (vLLM,
                 # utils/argparse_utils.py, _pull_args_from_config).
                 front, changes[word] = changes.get(word) or self._texts[place], None
         return self._changed(changes, front, added)
-
-    def _stands_late(self, place: int) -> bool:
-        return place > 0 and not self._texts[place - 1].startswith("--model")
 
     def _word_of(self, place: int) -> int:
         argument = self.own[place]
@@ -327,14 +324,15 @@ def find_engine(
     else:
         at, assigned = skip_launchers(command)
         if at >= len(command) or plain_name(command[at]) not in _SHELLS:
-            raise StartCommandError(_what_is_unknown(command[min(at, len(command) - 1)]))
+            raise StartCommandError(_what_is_unknown(command[min(at, len(command) - 1) :]))
         found = _shell_command(command, at, assigned, appended, environ or {})
     if not _finds_its_model(found):
         raise StartCommandError("it names no model")
     return found
 
 
-def _what_is_unknown(word: str) -> str:
-    if re.search(r"\s", word):
+def _what_is_unknown(words: Sequence[str]) -> str:
+    if re.search(r"\s", words[0]):
         return "it is one word with blanks in it, where each argument has to be a word of its own"
-    return f"{plain_name(word)[:80]} is none of the engines that are known"
+    name = " ".join([plain_name(words[0]), *words[1:3]]) if len(words) > 1 else words[0]
+    return f"{name[:80]!r} is not the start of an engine that is known"

@@ -159,9 +159,7 @@ def _is_several(piece: Piece) -> bool:
 
 
 def _fields(word: Word, variables: Variables) -> list[str]:
-    bare = "".join(
-        p.text if p.kind is Kind.TEXT and not p.is_quoted else "\0" for p in word.pieces
-    )
+    bare = "".join(p.text if p.kind is Kind.TEXT and not p.is_quoted else "\0" for p in word.pieces)
     if _PATTERN.search(bare) or _BRACES.search(bare) or _ASSIGNMENT_WITH_TILDE.match(word.raw):
         raise _UnknownError
     fields: list[str] = []

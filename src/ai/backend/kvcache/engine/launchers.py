@@ -111,8 +111,8 @@ _LAUNCHERS: Mapping[str, Launcher] = {
     "tini": Launcher(_words("-s -g -v -w"), _words("-p -e")),
     "uv": Launcher(
         _words(
-            "--active --all-extras --all-groups --exact --frozen --locked --no-active --no-cache -n "
-            "--no-config --no-dev --no-progress --no-project --no-sync --offline --quiet -q "
+            "--active --all-extras --all-groups --exact --frozen --locked --no-active --no-cache "
+            "-n --no-config --no-dev --no-progress --no-project --no-sync --offline --quiet -q "
             "--verbose -v"
         ),
         _words("--extra --group --no-group --no-extra --project --python -p --color"),
@@ -125,6 +125,7 @@ _ALIASES: Mapping[str, str] = {
     "micromamba": "conda",
     "tini-static": "tini",
 }
+
 
 @attrs.frozen
 class Launch:
@@ -159,9 +160,9 @@ def _option_length(launcher: Launcher, words: Sequence[str], name: str) -> int:
     if option.startswith("--"):
         if option.partition("=")[0] in launcher.with_value:
             return 1
-    elif f"-{option[1:2]}" in launcher.with_value:
-        return 1
-    elif all(f"-{letter}" in launcher.flags for letter in option[1:]):
+    elif f"-{option[1:2]}" in launcher.with_value or all(
+        f"-{letter}" in launcher.flags for letter in option[1:]
+    ):
         return 1
     raise StartCommandError(f"what {name} {option} does to the command is not known")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .adapter import NO_CHECKSUM, EngineRequest, EngineSetup
+from .adapter import FAIL_REQUEST, FAILS_REQUESTS, NO_CHECKSUM, EngineRequest, EngineSetup
 from .versions import variable
 
 CONFIG_VARIABLE = "LMCACHE_CONFIG_FILE"
@@ -85,8 +85,8 @@ def in_process(
         kv_transfer_config={
             "kv_connector": "LMCacheConnectorV1",
             "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
+            "kv_load_failure_policy": FAIL_REQUEST,
         },
-        warnings=(NO_CHECKSUM,),
+        warnings=(NO_CHECKSUM, FAILS_REQUESTS),
         options=options,
     )

@@ -11,9 +11,9 @@ from packaging.version import Version
 from ..errors import DeclinedError
 from .adapter import EngineAdapter, Transport
 from .command import Program
-from .compatibility import incompatibility
-from .traits import Traits
-from .versions import TITLES, Versions, release_of
+from .compatibility import incompatibility, unanswered
+from .traits import Trait, Traits
+from .versions import LABELS, TITLES, Versions
 
 
 @attrs.frozen
@@ -30,20 +30,40 @@ class Way:
     """Package → oldest version."""
     only_by_name: bool = False
     """Never taken unless it is asked for."""
+    leads_before: Mapping[str, str] = attrs.field(factory=dict)
+    """Package → the version before which this way is tried before those that stand above it."""
 
 
-#: The first that fits is taken. Why versions have to be as new as that, the adapters say.
+#: LMCache inside vLLM is the fastest way where it is right, and it is not maintained for vLLM 0.26
+#: and later (compatibility.py, layout-in-process).
+_UP_TO_0_25 = {"vllm": "0.26.0"}
+
+#: In the order in which they are tried. Why versions have to be as new as that, the adapters say.
 WAYS = (
-    Way(Program.VLLM, "cuda", "lmcache-gds", Transport.GDS, {"lmcache": "0.3.0"}),
-    Way(Program.VLLM, "cuda", "lmcache-posix", Transport.POSIX, {"lmcache": "0.3.0"}),
+    Way(Program.VLLM, "cuda", "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}),
     Way(Program.VLLM, "cuda", "vllm-tiering", Transport.POSIX, {"vllm": "0.32.0"}),
-    Way(Program.VLLM, "cuda", "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}, True),
+    Way(
+        Program.VLLM,
+        "cuda",
+        "lmcache-gds",
+        Transport.GDS,
+        {"lmcache": "0.3.0"},
+        leads_before=_UP_TO_0_25,
+    ),
+    Way(
+        Program.VLLM,
+        "cuda",
+        "lmcache-posix",
+        Transport.POSIX,
+        {"lmcache": "0.3.0"},
+        leads_before=_UP_TO_0_25,
+    ),
     Way(Program.VLLM, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}, True),
     Way(Program.VLLM, None, "lmcache-mp", Transport.POSIX, {"lmcache": "0.4.6"}),
     Way(Program.SGLANG, "cuda", "sglang-hicache", Transport.POSIX, {"sglang": "0.5.15"}),
-    Way(Program.DYNAMO, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}),
     Way(Program.DYNAMO, "cuda", "lmcache-gds", Transport.GDS, {"lmcache": "0.3.0"}, True),
     Way(Program.DYNAMO, "cuda", "lmcache-posix", Transport.POSIX, {"lmcache": "0.3.0"}, True),
+    Way(Program.DYNAMO, "cuda", "dynamo-kvbm", Transport.POSIX, {"kvbm": "1.0.0"}, True),
 )
 
 #: What people may name.
@@ -69,7 +89,7 @@ def adapter_named(name: str) -> EngineAdapter:
 
 
 def candidates(program: Program, device: str | None, wish: Wish) -> tuple[Way, ...]:
-    """The ways that a session may go, the better one first, whatever its versions are.
+    """The ways that a session may go, whatever its versions are.
 
     Args:
         device: Backend.AI's name of the GPUs' kind. None: no GPUs.
@@ -94,22 +114,46 @@ def candidates(program: Program, device: str | None, wish: Wish) -> tuple[Way, .
             if value
         )
         possible = ", ".join(f"{way.adapter} ({way.transport})" for way in running)
-        raise DeclinedError(
-            f"{asked} does not go with this session, which runs {program}; it can have {possible}"
-        )
+        if asked:
+            problem = f"{asked} does not go with this session, which runs {program}; it can have"
+        else:
+            problem = f"{program} has KV cache only where connector names a way; it can be"
+        raise DeclinedError(f"{problem} {possible}")
     return wanted
+
+
+def _leads(way: Way, versions: Versions) -> bool:
+    return any(
+        (release := versions.known_release(package)) is not None and release < Version(first)
+        for package, first in way.leads_before.items()
+    )
 
 
 def obstacle(way: Way, versions: Versions, traits: Traits) -> str | None:
     """Why a session cannot go a way with these versions; None where nothing is known against it."""
+    unknown: list[str] = []
     for package, oldest in way.needs.items():
         if versions.lacks(package):
             return f"the image has no {TITLES[package]}"
-        version = versions.of(package)
-        release = None if version is None else release_of(version)
-        if release is not None and release < Version(oldest):
-            return f"{TITLES[package]} {version} is too old, {oldest} or later is needed"
-    return incompatibility(adapter_named(way.adapter), versions, traits)
+        release = versions.known_release(package)
+        if release is None:
+            unknown.append(package)
+        elif release < Version(oldest):
+            return (
+                f"{TITLES[package]} {versions.of(package)} is too old, {oldest} or later is needed"
+            )
+    adapter = adapter_named(way.adapter)
+    if (known := incompatibility(adapter, versions, traits)) is not None:
+        return known
+    unknown += unanswered(adapter, versions, traits)
+    if not unknown:
+        return None
+    titles = " and ".join(TITLES[package] for package in dict.fromkeys(unknown))
+    labels = " and ".join(dict.fromkeys(LABELS[p] for p in unknown if p in LABELS))
+    return (
+        f"nobody can tell which {titles} the image has, and with some versions this way answers "
+        "wrongly or does not start" + (f"; say it in the image's label {labels}" if labels else "")
+    )
 
 
 @attrs.frozen
@@ -138,15 +182,16 @@ def select(
 
     Args:
         device: Backend.AI's name of the GPUs' kind. None: no GPUs.
-        traits: what the session has besides.
+        traits: what the session has besides. That it has GPUs follows from the device.
 
     Raises:
         DeclinedError: there is no way for such a program or device, or none that is wished for.
     """
-    judged = [
-        (way, obstacle(way, versions, traits))
-        for way in candidates(program, device, wish or Wish())
-    ]
+    if device is not None:
+        traits |= {Trait.GPUS}
+    ways = candidates(program, device, wish or Wish())
+    ways = tuple(sorted(ways, key=lambda way: not _leads(way, versions)))
+    judged = [(way, obstacle(way, versions, traits)) for way in ways]
     return Selection(
         ways=tuple(way for way, why in judged if why is None),
         refused={way.adapter: why for way, why in judged if why is not None},

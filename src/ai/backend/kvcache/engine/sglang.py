@@ -46,6 +46,9 @@ SGLANG = Dialect(
         "--enable-lora": ("lora", True),
         "--lora-paths": ("lora", True),
     },
+    weights_changing=frozenset({"--cpu-offload-gb", "--quantization"}),
+    memory_adding=frozenset(),
+    graph_changing=frozenset({"--cuda-graph-bs", "--cuda-graph-max-bs"}),
     connectors=frozenset({
         "--enable-hicache",
         "--enable-hierarchical-cache",

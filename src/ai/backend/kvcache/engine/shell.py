@@ -2,8 +2,8 @@
 
 Only what a start command needs is read: simple commands with their quotes, expansions and
 redirections. Everything else raises. No library does this job: bashlex is under the GPL, and
-tree-sitter's grammar for bash (0.25.1) reads ``cmd 2>&1 word``, ``\\`` before a blank and a carriage
-return otherwise than bash does. The tests compare each readable line with a real bash.
+tree-sitter's grammar for bash (0.25.1) reads ``cmd 2>&1 word``, a backslash before a blank and a
+carriage return otherwise than bash does. The tests compare each readable line with a real bash.
 """
 
 from __future__ import annotations

@@ -19,26 +19,29 @@ _TELLING = re.compile(
 )
 
 #: Commands that change nothing for the engine which is started after them.
-_HARMLESS = frozenset(
-    ": [ cat chmod date df du echo exit false free grep head hostname id ldconfig ls lscpu mkdir "
-    "nproc nvidia-smi printenv printf pwd rm rocm-smi sleep tail test touch true ulimit uname umask "
-    "wc which whoami".split()
-)
+_HARMLESS = frozenset({
+    ":", "[", "cat", "chmod", "date", "df", "du", "echo", "exit", "false", "free", "grep",
+    "head", "hostname", "id", "ldconfig", "ls", "lscpu", "mkdir", "nproc", "nvidia-smi",
+    "printenv", "printf", "pwd", "rm", "rocm-smi", "sleep", "tail", "test", "touch", "true",
+    "ulimit", "uname", "umask", "wc", "which", "whoami",
+})  # fmt: skip
 
 #: Files that prepare a shell for an environment of Python, by their names.
-_PREPARING = frozenset(
-    "activate .bashrc .bash_profile .profile bashrc conda.sh mamba.sh micromamba.sh profile "
-    "setup_vllm_env.sh set_env.sh setvars.sh".split()
-)
+_PREPARING = frozenset({
+    "activate", ".bashrc", ".bash_profile", ".profile", "bashrc", "conda.sh", "mamba.sh",
+    "micromamba.sh", "profile", "setup_vllm_env.sh", "set_env.sh", "setvars.sh",
+})  # fmt: skip
 
 _SET_OPTIONS = re.compile(r"[-+][euvxE]+|[-+][euvxE]*o")
-_SET_NAMES = frozenset("errexit errtrace nounset pipefail verbose xtrace".split())
+_SET_NAMES = frozenset({
+    "errexit", "errtrace", "nounset", "pipefail", "verbose", "xtrace",
+})  # fmt: skip
 
 #: Words that begin something else than a simple command.
-_RESERVED = frozenset(
-    "! [[ ]] { } case coproc do done elif else esac fi for function if in select then until "
-    "while".split()
-)
+_RESERVED = frozenset({
+    "!", "[[", "]]", "{", "}", "case", "coproc", "do", "done", "elif", "else", "esac", "fi",
+    "for", "function", "if", "in", "select", "then", "until", "while",
+})  # fmt: skip
 
 
 def assignments(words: Sequence[Word]) -> int:

@@ -9,9 +9,10 @@ from packaging.version import InvalidVersion, Version
 
 from ..errors import EngineVersionError
 
-#: What this package was made and tested with, by the engine's package.
+#: The latest versions that are known here, by the engine's package. Later ones are taken to behave
+#: as these.
 NEWEST: Mapping[str, str] = {
-    "vllm": "0.32.0",
+    "vllm": "0.33.0",
     "lmcache": "0.5.6",
     "sglang": "0.5.23",
     "kvbm": "1.6.1",
@@ -23,6 +24,17 @@ TITLES: Mapping[str, str] = {
     "lmcache": "LMCache",
     "sglang": "SGLang",
     "kvbm": "Dynamo KVBM",
+}
+
+#: The labels by which an image says which engine is inside, in which version.
+ENGINE_LABEL = "ai.backend.kvcache.engine-version"
+LMCACHE_LABEL = "ai.backend.kvcache.lmcache-version"
+
+#: Package → the label that says its version.
+LABELS: Mapping[str, str] = {
+    "vllm": ENGINE_LABEL,
+    "sglang": ENGINE_LABEL,
+    "lmcache": LMCACHE_LABEL,
 }
 
 #: Name of the transfer buffer's size → first version of LMCache with that name, oldest first.
@@ -42,8 +54,8 @@ IO_THREAD_OPTIONS: Mapping[str, str] = {
 #: ``use_cufile`` in extra_config (storage_backend/gds_backend.py).
 FIRST_USE_GDS = "0.4.4"
 
-#: The first vLLM of those looked at that can be told to compute what could not be loaded
-#: (kv_load_failure_policy; absent in 0.12.0, and unknown fields are refused).
+#: The first vLLM of those looked at that can be told what to do with a block that could not be
+#: loaded (kv_load_failure_policy; absent in 0.12.0, and unknown fields are refused).
 OLDEST_VLLM = "0.15.0"
 
 
@@ -64,11 +76,14 @@ class Versions:
         """Whether it is certain that the image has no such package."""
         return self.is_complete and package not in self.packages
 
+    def known_release(self, package: str) -> Version | None:
+        """The release that counts; None where it is not known, or is no version ("nightly")."""
+        version = self.packages.get(package)
+        return None if version is None else release_of(version)
+
     def release_of(self, package: str) -> Version:
         """The release that counts; the newest where it is not known or no version."""
-        version = self.packages.get(package)
-        release = None if version is None else release_of(version)
-        return Version(NEWEST[package]) if release is None else release
+        return self.known_release(package) or Version(NEWEST[package])
 
     def named(self, packages: tuple[str, ...]) -> str:
         """Those of the packages that are known, for people."""

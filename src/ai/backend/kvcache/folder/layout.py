@@ -26,6 +26,20 @@ LEASES = "leases"
 #: A directory for each namespace, where the engine's own files lie.
 NAMESPACES = "ns"
 
+#: In a namespace: the directory of one session for files that it has begun, as far as its engine
+#: can be told of such a directory. Two sessions that store the same block would use the same name.
+_TEMPORARY = ".tmp-"
+
+
+def temporary_directory(session: str) -> str:
+    """The name of a session's directory for files that it has begun, in a namespace."""
+    return f"{_TEMPORARY}{session}"
+
+
+def is_temporary(directory: str) -> bool:
+    """Whether that is the name of such a directory."""
+    return directory.startswith(_TEMPORARY)
+
 
 def namespace_directory(folder: PurePosixPath, namespace: str) -> PurePosixPath:
     """What the engine is given as its storage."""

@@ -11,7 +11,7 @@ import attrs
 
 from ..beneath import open_directory
 from .formats import FORMATS, FileKind
-from .layout import NAMESPACES
+from .layout import NAMESPACES, is_temporary
 
 
 @attrs.frozen
@@ -50,7 +50,9 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
         for name in (folder, NAMESPACES, namespace):
             fd = open_directory(name, fd)
             stack.callback(os.close, fd)
-        for _, _, files, directory in os.fwalk(dir_fd=fd):
+        for path, _, files, directory in os.fwalk(dir_fd=fd):
+            # What a session has begun has its last name there already.
+            begun = is_temporary(os.path.basename(path))
             for name in files:
                 try:
                     # A link counts with its own few bytes, not with those of its target.
@@ -60,6 +62,8 @@ def namespace_usage(folder: Path, namespace: str, storage_format: str) -> Usage:
                 size += status.st_size
                 files_in_all += 1
                 kind = None if names is None else names.kind_of(name)
+                if begun and kind is not None:
+                    kind = FileKind.UNFINISHED
                 if kind is FileKind.BLOCK:
                     blocks += 1
                     size_of_blocks += status.st_size

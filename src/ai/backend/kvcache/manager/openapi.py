@@ -173,8 +173,19 @@ _ASKED: Schema = _object(
 _PLAN: Schema = {
     "type": "object",
     "description": "What `backend.ai kvcache plan --format json` prints.",
-    "properties": {name: {"type": "object"} for name in ("model", "geometry", "budget", "engine")},
-    "required": ["model", "geometry", "budget", "engine"],
+    "properties": {
+        "kv_cache": {"type": "boolean"},
+        "reason": _said(_TEXT_OR_NULL, "Why there is none."),
+        "way": _said(_TEXT_OR_NULL, "How the engine keeps KV cache."),
+        "refused": _said(_map(_TEXT), "Each way that was not taken, and why not."),
+        "namespace": _said({"type": "null"}, "It follows from a start command too."),
+        "start_command": _said({"type": "null"}, "None is asked about."),
+        **{name: {"type": "object"} for name in ("model", "geometry", "budget", "engine")},
+    },
+    "required": [
+        *("kv_cache", "reason", "way", "refused", "namespace", "start_command"),
+        *("model", "geometry", "budget", "engine"),
+    ],
 }
 
 _PROBLEM: Schema = {

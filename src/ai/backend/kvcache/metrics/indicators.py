@@ -12,6 +12,8 @@ import attrs
 
 from ..folder.usage import Usage
 from .interval import Interval, quantile, ratio
+from .saving import saved_seconds
+from .tiers import folder_tokens, folder_tokens_since_start, found_tokens, host_tokens
 
 
 class Unit(StrEnum):
@@ -59,8 +61,8 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _share_of_prompts(key: str) -> _OfInterval:
-    return lambda i: _percent(i.rose(key), i.rose("prompt_tokens"))
+def _share_of_prompts(tokens: _OfInterval) -> _OfInterval:
+    return lambda i: _percent(tokens(i), i.rose("prompt_tokens"))
 
 
 def _computed_tokens(interval: Interval) -> float | None:
@@ -69,26 +71,8 @@ def _computed_tokens(interval: Interval) -> float | None:
     if computed is not None or prompts is None:
         return computed
     # SGLang counts what it found.
-    found = [interval.rose(key) for key in ("folder_tokens", "engine_tokens", "host_tokens")]
-    known = [tokens for tokens in found if tokens is not None]
-    return prompts - sum(known) if known else None
-
-
-def _saved_seconds(interval: Interval) -> float | None:
-    """What the loaded tokens would have taken to compute, less what it took to load them.
-
-    The rate is the session's own since its start, loads excluded: vLLM schedules a request, and
-    begins to count its prefill, when its load is done. What a first token waits for besides queue
-    and prefill is the load.
-    """
-    now = interval.now
-    rate = ratio(now["prefill_seconds"], now["computed_tokens"])
-    loaded = interval.happened("folder_tokens")
-    parts = [interval.rose(k) for k in ("first_token_seconds", "prefill_seconds", "queue_seconds")]
-    if rate is None or loaded is None or None in parts:
-        return None
-    first, prefill, queue = (part or 0.0 for part in parts)
-    return loaded * rate - max(0.0, first - prefill - queue)
+    found = found_tokens(interval)
+    return None if found is None else prompts - found
 
 
 def _is_cold(interval: Interval) -> bool | None:
@@ -96,11 +80,11 @@ def _is_cold(interval: Interval) -> bool | None:
 
     None: some may have and others not, which a page does not tell apart.
     """
-    found = [interval.rose(key) for key in ("folder_tokens", "engine_tokens")]
+    found = found_tokens(interval)
     requests = interval.rose("requests")
-    if None in found or not requests:
+    if interval.rose("engine_tokens") is None or found is None or not requests:
         return None
-    if not any(found):
+    if not found:
         return True
     return False if requests == 1 else None
 
@@ -138,28 +122,28 @@ INDICATORS = (
         "kvcache_util",
         Unit.PERCENT,
         "share of prompt tokens that the KV folder served",
-        _share_of_prompts("folder_tokens"),
+        _share_of_prompts(folder_tokens),
         lasts=True,
     ),
     Indicator(
         "kvcache_engine_util",
         Unit.PERCENT,
         "share of prompt tokens that the engine's own memory served",
-        _share_of_prompts("engine_tokens"),
+        _share_of_prompts(lambda i: i.rose("engine_tokens")),
         lasts=True,
     ),
     Indicator(
         "kvcache_host_util",
         Unit.PERCENT,
         "share of prompt tokens that host memory served, where the engine says it",
-        _share_of_prompts("host_tokens"),
+        _share_of_prompts(host_tokens),
         lasts=True,
     ),
     Indicator(
         "kvcache_computed_util",
         Unit.PERCENT,
         "share of prompt tokens that were computed",
-        lambda i: _percent(_computed_tokens(i), i.rose("prompt_tokens")),
+        _share_of_prompts(_computed_tokens),
         lasts=True,
     ),
     Indicator(
@@ -172,13 +156,15 @@ INDICATORS = (
         "kvcache_loaded_tokens",
         Unit.TOKENS,
         "prompt tokens loaded from the KV folder since the engine started",
-        lambda i: i.now["folder_tokens"],
+        folder_tokens_since_start,
     ),
     Indicator(
         "kvcache_saved_seconds",
         Unit.SECONDS,
-        "prefill time saved by what was loaded, less the time that loading took",
-        _saved_seconds,
+        "prefill time saved by what finished requests loaded since the engine started, less the "
+        "time that loading took",
+        lambda i: saved_seconds(i.now, i.cost),
+        lasts=True,
     ),
     Indicator(
         "kvcache_load_rate",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from .reading import QUANTITIES, Kind, Reading
+from .saving import NO_COST, Cost
 
 #: No share, rate or mean is larger.
 _MOST = 1e30
@@ -29,6 +30,8 @@ class Interval:
     since the engine's start may long be over."""
     block_bytes: float | None = None
     """Of a block in the folder, in the mean, where that is known."""
+    cost: Cost = NO_COST
+    """Of what other engines computed, of the same model on the same hardware."""
 
     def rose(self, key: str) -> float | None:
         """By how much a counter rose; None where that is not known."""
@@ -74,6 +77,7 @@ def between(
     now: Reading,
     seconds: float | None,
     block_bytes: float | None = None,
+    cost: Cost = NO_COST,
 ) -> Interval:
     """What happened from one reading to the next.
 
@@ -82,6 +86,7 @@ def between(
         now: the later reading of the same engine.
         seconds: the time between.
         block_bytes: of a block in the folder, in the mean. None: not known.
+        cost: of what other engines computed, of the same model on the same hardware.
     """
     if before is not None:
         later = _with_failures_of(before, now)
@@ -89,9 +94,9 @@ def between(
         counted = _risen(before.values, counters)
         buckets = _risen(before.buckets, now.buckets)
         if counted is not None and buckets is not None:
-            return Interval(later, counted, buckets, seconds, block_bytes)
+            return Interval(later, counted, buckets, seconds, block_bytes, cost)
     counters = {key: now.values[key] for key in _COUNTERS if key in now.values}
-    return Interval(now, counters, now.buckets, None, block_bytes)
+    return Interval(now, counters, now.buckets, None, block_bytes, cost)
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:

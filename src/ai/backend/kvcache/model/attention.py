@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import attrs
+from packaging.version import Version
 
 from . import pattern
+from .defaults import ALIASES
 from .dtypes import KV_DTYPES, KvDtype
 from .fields import Fields
 from .layers import LayerCache, LayerKind
 
-_QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = (
-    "num_key_value_heads",
-    "n_head_kv",
-    "num_kv_heads",
-    "n_kv_heads",
-    "kv_n_heads",
-    "multi_query_group_num",
-    "num_attention_groups",
-    "num_query_groups",
-)
-_HEAD_DIM = ("head_dim", "hidden_size_per_head", "kv_channels", "attention_head_dim")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_QUERY_HEADS = ALIASES["heads"]
+_KV_HEADS = ALIASES["kv_heads"]
+_HEAD_DIM = ALIASES["head_dim"]
+_HIDDEN = ALIASES["hidden"]
+
+#: Fields about the heads of all layers without a window.
+_OF_KINDS = ("global_head_dim", "num_global_key_value_heads")
 
 #: Latent vectors with fp8 share a float32 scale among this many elements, and keep the rotary part
 #: in 16 bits: 656 bytes for 512 + 64 (vLLM, v1/attention/backends/mla/flashmla_sparse.py).
@@ -30,6 +26,11 @@ _LATENT_SCALE_BLOCK = 128
 #: The indexer's keys are fp8 with a float32 scale among this many elements
 #: (vLLM, model_executor/models/deepseek_v2.py, Indexer).
 _INDEX_SCALE_BLOCK = 128
+
+
+#: The first vLLM of those read that keeps nothing for an indexer that is not asked; 0.22.0 keeps
+#: its keys (model_executor/models/deepseek_v2.py).
+_FIRST_SHARED_INDEXERS = Version("0.25.1")
 
 
 def query_heads(fields: Fields) -> int | None:
@@ -79,8 +80,16 @@ def is_latent(fields: Fields) -> bool:
     return fields.positive("kv_lora_rank") is not None
 
 
-def latent_caches(fields: Fields, dtype: str, layers: int) -> list[tuple[LayerCache, ...]]:
+def latent_caches(
+    fields: Fields, dtype: str, layers: int, vllm: Version | None
+) -> list[tuple[LayerCache, ...]]:
     """What each layer with latent attention keeps: its vector, and its indexer's keys if any.
+
+    Args:
+        fields: the model's.
+        dtype: what is stored.
+        layers: how many there are.
+        vllm: the release that runs the model; None where it is not known.
 
     Raises:
         ModelError: a field is missing or nonsense.
@@ -105,9 +114,12 @@ def latent_caches(fields: Fields, dtype: str, layers: int) -> list[tuple[LayerCa
     indexer = LayerCache(
         LayerKind.INDEXER,
         heads=1,
-        head_bytes=index_dim + 4 * -(-index_dim // _INDEX_SCALE_BLOCK),
+        head_bytes=index_dim + 4 * (index_dim // _INDEX_SCALE_BLOCK),
     )
-    return [(latent, indexer) if own else (latent,) for own in _layers_with_indexer(fields, layers)]
+    own = _layers_with_indexer(fields, layers)
+    if vllm is not None and vllm < _FIRST_SHARED_INDEXERS:
+        own = [True] * layers
+    return [(latent, indexer) if has_one else (latent,) for has_one in own]
 
 
 def _layers_with_indexer(fields: Fields, layers: int) -> list[bool]:
@@ -148,6 +160,10 @@ def heads_of(fields: Fields, kind: str) -> Heads:
         ModelError: a field is missing, nonsense, or contradicts another.
     """
     asking = fields.required(*_QUERY_HEADS)
+    if fields.positive("qk_nope_head_dim") is not None and not is_latent(fields):
+        raise fields.error("kv_lora_rank", "is missing, and qk_nope_head_dim is given")
+    if fields.flag("use_cla", False) and (fields.positive("cla_share_factor") or 1) > 1:
+        raise fields.error("use_cla", "= true: layers share caches in a way that is not covered")
     kept = kv_heads(fields, asking)
     keys = head_dim(fields, asking)
     values = fields.positive("v_head_dim") or keys
@@ -161,6 +177,28 @@ def heads_of(fields: Fields, kind: str) -> Heads:
     if fields.flag("attention_k_eq_v", False):
         kept = fields.positive("num_global_key_value_heads") or kept
     return Heads(asking, kept, keys, fields.positive("global_head_dim") or values)
+
+
+def of_layer(fields: Fields, layer: int) -> Fields:
+    """The fields as they count for one layer.
+
+    Transformers 5.19 writes what differs under ``per_layer_config``, by the layer's number, and
+    then no field for layers of one kind, such as ``global_head_dim`` (integrations/heterogeneity,
+    models/gemma4/configuration_gemma4.py).
+
+    Raises:
+        ModelError: what differs is no object, or the layer has no attention.
+    """
+    part = fields.part("per_layer_config")
+    if part is None:
+        return fields
+    own = part.part(str(layer))
+    values = {name: value for name, value in fields.values.items() if name not in _OF_KINDS}
+    if own is None:
+        return attrs.evolve(fields, values=values)
+    if own.values.get("skip"):
+        raise own.error("skip", "leaves a part of the layer out, which is not covered")
+    return attrs.evolve(fields, values={**values, **own.values})
 
 
 def attention_cache(fields: Fields, kind: str, stored: KvDtype) -> LayerCache:

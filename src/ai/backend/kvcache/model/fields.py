@@ -28,6 +28,8 @@ class Fields:
     """The file's name, for messages."""
     path: str = ""
     """Where in the file the object lies, such as ``text_config.``."""
+    assumed: Mapping[str, Any] = attrs.field(factory=dict)
+    """Of the values, those that decide much and are not in the file but the model type's defaults."""
 
     def error(self, field: str, problem: str) -> ModelError:
         """What is wrong with a field, as an error to raise."""
@@ -102,6 +104,14 @@ class Fields:
             ModelError: it is something else.
         """
         return self._list(name, str, "names")
+
+    def architectures(self) -> list[str]:
+        """The classes that implement the model; none where the file names none.
+
+        Raises:
+            ModelError: the list is something else.
+        """
+        return self.names("architectures") if self.has("architectures") else []
 
     def integers(self, name: str) -> list[int]:
         """A field that is a list of integers, such as numbers of layers.

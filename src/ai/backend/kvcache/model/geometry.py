@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from packaging.version import Version
 
 from ..errors import ModelError
 from . import pattern
-from .attention import attention_cache, is_latent, latent_caches, query_heads
+from .attention import attention_cache, is_latent, latent_caches, of_layer, query_heads
+from .certainty import refuse_uncertain
 from .dtypes import KV_DTYPES, LATENT_ONLY, compute_dtype, kv_dtype
-from .families import KNOWN, REFUSED
+from .families import KNOWN, LOOPS, REFUSED
 from .fields import Fields
 from .layers import LayerCache, LayerKind
-from .length import longest_context
+from .length import longest_contexts
 from .parallel import GpuShare, Parallel, divide_layers
 from .recurrent import recurrent_cache
 from .text import is_multimodal, layer_count, text_fields
@@ -55,7 +57,10 @@ class Geometry:
     dtype: str
     """What keys and values are stored as."""
     max_model_len: int
-    """Tokens: the longest context the model's own configuration allows."""
+    """Tokens: the longest context that the model's own configuration allows. Where vLLM's versions
+    differ and the version is not known, the longest that one of them allows: a plan for a longer
+    context than the engine takes wastes memory, and one for a shorter context keeps the engine from
+    starting."""
     is_multimodal: bool = False
     """Whether the model takes images, video or sound besides text."""
     warnings: tuple[str, ...] = ()
@@ -121,29 +126,49 @@ class Geometry:
         return divide_layers(self.layers, self.query_heads, parallel)
 
 
+#: What layers keep that keep nothing of text.
+_WITHOUT_TEXT: Mapping[str, tuple[LayerCache, ...]] = {
+    pattern.NOTHING: (),
+    pattern.CROSS: (LayerCache(LayerKind.CROSS),),
+    pattern.SHARED: (LayerCache(LayerKind.SHARED),),
+}
+
+
+_RECURRENT = (pattern.LINEAR, pattern.MAMBA, pattern.CONVOLUTION)
+
+
 def _caches(
-    fields: Fields, model_type: str, layers: int, computed: str, dtype: str
+    fields: Fields, model_type: str, computed: str, dtype: str, vllm: Version | None
 ) -> tuple[tuple[LayerCache, ...], ...]:
+    layers = layer_count(fields)
     kinds = pattern.layer_pattern(fields, model_type, layers)
-    made: dict[str, tuple[LayerCache, ...]] = {
-        pattern.NOTHING: (),
-        pattern.CROSS: (LayerCache(LayerKind.CROSS),),
-        pattern.SHARED: (LayerCache(LayerKind.SHARED),),
-    }
-    latent = latent_caches(fields, dtype, layers) if is_latent(fields) else None
-    for kind in dict.fromkeys(kinds):
-        if kind in (pattern.LINEAR, pattern.MAMBA, pattern.CONVOLUTION):
-            made[kind] = (recurrent_cache(fields, model_type, computed),)
-        elif kind == pattern.HYBRID:
-            made[kind] = (
-                attention_cache(fields, pattern.FULL, KV_DTYPES[dtype]),
-                recurrent_cache(fields, model_type, computed),
-            )
-        elif kind not in made and not (kind == pattern.FULL and latent):
-            made[kind] = (attention_cache(fields, kind, KV_DTYPES[dtype]),)
-    return tuple(
-        latent[i] if latent and kind == pattern.FULL else made[kind] for i, kind in enumerate(kinds)
-    )
+    latent = latent_caches(fields, dtype, layers, vllm) if is_latent(fields) else None
+
+    def of_kind(layer: int, kind: str) -> tuple[LayerCache, ...]:
+        if kind in _WITHOUT_TEXT:
+            return _WITHOUT_TEXT[kind]
+        if kind in _RECURRENT:
+            return (recurrent_cache(fields, model_type, computed),)
+        if kind == pattern.FULL and latent:
+            return latent[layer]
+        seen = pattern.FULL if kind == pattern.HYBRID else kind
+        cache = attention_cache(of_layer(fields, layer), seen, KV_DTYPES[dtype])
+        if kind == pattern.HYBRID:
+            return cache, recurrent_cache(fields, model_type, computed)
+        return cache, *_loops(fields, model_type, cache)
+
+    return tuple(of_kind(layer, kind) for layer, kind in enumerate(kinds))
+
+
+def _loops(fields: Fields, model_type: str, first: LayerCache) -> tuple[LayerCache, ...]:
+    """What a layer keeps besides, where it runs several times."""
+    if model_type not in LOOPS:
+        return ()
+    times, window = LOOPS[model_type]
+    later = first
+    if window is not None:
+        later = attrs.evolve(first, kind=LayerKind.SLIDING, window=fields.required(window))
+    return (later,) * (fields.required(times) - 1)
 
 
 def _without_long_windows(
@@ -161,6 +186,23 @@ def _without_long_windows(
     )
 
 
+def _longest(fields: Fields, vllm: Version | None, warnings: list[str]) -> int:
+    """The longest context, and what there is to say of it."""
+    lengths = longest_contexts(fields, vllm)
+    if not lengths:
+        warnings.append(
+            f"{fields.file} states no longest context; {_UNSTATED_LENGTH} tokens are assumed, as "
+            "vLLM does"
+        )
+        return _UNSTATED_LENGTH
+    if len(lengths) > 1:
+        warnings.append(
+            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the version "
+            "of vLLM, which is not known; the longer one is counted. --max-model-len decides it"
+        )
+    return lengths[-1]
+
+
 def _assumption(model_type: str, geometry: Geometry) -> str:
     parts = ", ".join(f"{g.count} {g.cache.kind}" for g in geometry.groups) or "no layers"
     return (
@@ -175,6 +217,7 @@ def read_geometry(
     file: str = "config.json",
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    vllm: Version | None = None,
 ) -> Geometry:
     """The geometry that a model's configuration describes.
 
@@ -184,6 +227,7 @@ def read_geometry(
         file: the file's name, for messages.
         dtype: vLLM's ``--dtype``.
         kv_cache_dtype: vLLM's ``--kv-cache-dtype``.
+        vllm: the release that will run the model; None where it is not known.
 
     Raises:
         ModelError: a field is missing, nonsense, or of a kind of model not covered.
@@ -199,18 +243,21 @@ def read_geometry(
             )
     if outer.flag("is_encoder_decoder", False):
         raise outer.error("is_encoder_decoder", "= true: only decoders are covered")
+    if model_type not in KNOWN:
+        refuse_uncertain(fields, model_type)
     warnings: list[str] = []
+    if fields.assumed:
+        said = ", ".join(f"{name} = {value}" for name, value in fields.assumed.items())
+        warnings.append(
+            f"{file} leaves fields out, and the defaults of model type {model_type!r} count, as in "
+            f"vLLM: {said}"
+        )
     computed = compute_dtype(fields, outer, dtype)
     stored = kv_dtype(fields, outer, kv_cache_dtype, computed)
     if stored in LATENT_ONLY and not is_latent(fields):
         raise ModelError(f"kv-cache-dtype {stored!r} is for latent attention (MLA) alone")
-    layers = _caches(fields, model_type, layer_count(fields), computed, stored)
-    max_model_len = longest_context(fields, outer)
-    if max_model_len is None:
-        max_model_len = _UNSTATED_LENGTH
-        warnings.append(
-            f"{file} states no longest context; {_UNSTATED_LENGTH} tokens are assumed, as vLLM does"
-        )
+    layers = _caches(fields, model_type, computed, stored, vllm)
+    max_model_len = _longest(fields, vllm, warnings)
     if is_latent(fields) and stored.startswith("fp8") and stored != "fp8_ds_mla":
         warnings.append(
             f"{stored} for latent attention is counted in vLLM's largest layout for it, "

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from packaging.version import Version
 
 from .fields import Fields
 
@@ -20,36 +25,91 @@ _MAX_LENGTH = (
     "seq_len",
 )
 
-#: Rotary scalings whose factor ``max_position_embeddings`` has in it already
-#: (vLLM, config/model.py, _get_and_verify_max_len).
-_SCALED_ALREADY = frozenset({
-    "deepseek_llama_scaling", "deepseek_yarn", "llama3", "longrope", "su", "yarn",
-})  # fmt: skip
+#: Wins over all of them, however large it is (same function: Command-R).
+_WINS = "model_max_length"
+
+_LONG_ROPE = ("longrope", "su")
 
 
-def longest_context(fields: Fields, outer: Fields) -> int | None:
+@attrs.frozen
+class _Rule:
+    """What a version of vLLM makes of rotary scalings (config/model.py, _get_and_verify_max_len)."""
+
+    since: Version
+    scaled_already: frozenset[str]
+    """Scalings whose factor the stated length has in it already."""
+    yarn_starts_at_original: bool
+    """Whether YaRN's factor is applied to ``original_max_position_embeddings``."""
+
+
+#: Oldest first. Read in vLLM 0.15.0, 0.17.0, 0.20.2, 0.22.0, 0.25.1, 0.26.0 and 0.29.0 (the first
+#: rule), and in 0.30.0 to 0.33.0 (the second).
+_RULES = (
+    _Rule(Version("0"), frozenset({*_LONG_ROPE, "llama3"}), yarn_starts_at_original=True),
+    _Rule(
+        Version("0.30.0"),
+        frozenset({*_LONG_ROPE, "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}),
+        yarn_starts_at_original=False,
+    ),
+)
+
+
+def longest_contexts(fields: Fields, vllm: Version | None) -> tuple[int, ...]:
     """Tokens, as vLLM derives them.
 
+    Args:
+        fields: the part that describes the text model.
+        vllm: the version that counts; None where it is not known.
+
     Returns:
-        None where the configuration states no length.
+        One length; several, in rising order, where the version is not known and decides; none where
+        the configuration states no length.
 
     Raises:
         ModelError: a length or its scaling is nonsense.
     """
     lengths = [length for name in _MAX_LENGTH if (length := fields.positive(name)) is not None]
     if not lengths:
-        return None
-    length = min(lengths)
-    scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
-    if scaling is None:
-        return length
-    kind = scaling.values.get("rope_type", scaling.values.get("type", "default"))
-    if kind == "longrope":
-        return fields.positive("original_max_position_embeddings") or length
-    factor = scaling.values.get("factor")
-    model_type = str(outer.values.get("model_type"))
-    if factor is None or kind in _SCALED_ALREADY or "gemma3" in model_type:
-        return length
+        return ()
+    stated = fields.positive(_WINS) or min(lengths)
+    rules = _RULES if vllm is None else [r for r in _RULES if r.since <= vllm][-1:]
+    return tuple(sorted({_scaled(fields, stated, rule) for rule in rules}))
+
+
+def _scaled(fields: Fields, stated: int, rule: _Rule) -> int:
+    length, factor = stated, 1.0
+    for scaling in _scalings(fields):
+        kind = scaling.values.get("rope_type", scaling.values.get("type", "default"))
+        if kind in _LONG_ROPE:
+            return fields.positive("original_max_position_embeddings") or stated
+        if kind in rule.scaled_already:
+            continue
+        # The last of several counts, as in vLLM: all are meant to be the same.
+        factor = _factor(scaling, factor)
+        if kind == "yarn" and rule.yarn_starts_at_original:
+            length = scaling.positive("original_max_position_embeddings") or stated
+    if "gemma3" in str(fields.values.get("model_type")):
+        # Its length has every scaling in it (same function of vLLM).
+        return stated
+    return int(length * factor)
+
+
+def _scalings(fields: Fields) -> list[Fields]:
+    """The rotary scalings: one, or one for each kind of layer."""
+    # Transformers, modeling_rope_utils.py: the old name wins where a file has both.
+    whole = fields.part("rope_scaling") or fields.part("rope_parameters")
+    if whole is None:
+        return []
+    kinds = [name for name, value in whole.values.items() if isinstance(value, Mapping)]
+    return [part for name in kinds if (part := whole.part(name)) is not None] or [whole]
+
+
+def _factor(scaling: Fields, otherwise: float) -> float:
+    if "factor" not in scaling.values:
+        return otherwise
+    factor: Any = scaling.values["factor"]
+    if factor is None:
+        return 1.0
     if type(factor) not in (int, float) or not 0 < factor < 2**20:
         raise scaling.error("factor", f"= {reprlib.repr(factor)} is not a positive number")
-    return int(length * factor)
+    return float(factor)

@@ -26,6 +26,9 @@ _EXPERTS: Mapping[str, str] = {
     "first_k_dense_replace": "first_k_dense_replace",
 }
 
+#: What such a file leaves out is not there, whatever Transformers' class for Mistral models says.
+_WITHOUT_DEFAULTS = ("num_key_value_heads", "head_dim", "sliding_window")
+
 #: What Mistral's files mean where they state no length.
 _UNSTATED_LENGTH = 128_000
 
@@ -43,6 +46,11 @@ def as_hugging_face(config: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     translated.setdefault("model_type", "mistral")
     translated.setdefault("tie_word_embeddings", False)
     translated.setdefault("dtype", "bfloat16")
+    # vLLM reads this file with no class of Transformers, so that none of its defaults count.
+    translated |= {name: None for name in _WITHOUT_DEFAULTS if name not in translated}
+    scaling = fields.part("yarn")
+    if scaling is not None and scaling.values:
+        translated["rope_parameters"] = {**scaling.values, "rope_type": "yarn"}
     translated.setdefault(
         "max_position_embeddings", fields.positive("max_seq_len") or _UNSTATED_LENGTH
     )

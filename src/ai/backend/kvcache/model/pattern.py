@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 
-from .families import PERIODS, WINDOW_OFF, WINDOW_UNUSED
+from .families import LAST_IS_FULL, PATTERN_NEEDED, PERIODS, WINDOW_OFF, WINDOW_UNUSED
 from .fields import Fields
 
 FULL = "full_attention"
@@ -107,6 +107,19 @@ def _jamba(fields: Fields, field: str, layers: int) -> list[str]:
     return [FULL if i % period == offset else MAMBA for i in range(layers)]
 
 
+#: What vLLM runs by this architecture has recurrent layers behind the last whole group too
+#: (model_executor/models/bailing_moe_linear.py, is_linear_layer); others have attention there
+#: (bailing_moe_v3.py, _is_kda_layer, and the models' own code).
+_RECURRENT_REST = "BailingMoeV2_5ForCausalLM"
+
+
+def _groups(fields: Fields, field: str, layers: int) -> list[str]:
+    size = fields.required(field)
+    rest = LINEAR if _RECURRENT_REST in fields.architectures() else FULL
+    grouped = _every(size, FULL, LINEAR, layers // size * size)
+    return grouped + [rest] * (layers - len(grouped))
+
+
 def _interval(fields: Fields, field: str, layers: int) -> list[str]:
     return _every(fields.required(field), FULL, LINEAR, layers)
 
@@ -137,6 +150,7 @@ _READERS: Mapping[str, Callable[[Fields, str, int], list[str]]] = {
     "cross_attention_layers": _indices_are(CROSS, FULL),
     "attn_layer_period": _jamba,
     "full_attention_interval": _interval,
+    "layer_group_size": _groups,
     "sliding_window_pattern": _window_pattern,
     "_sliding_window_pattern": _window_pattern,
     "global_attn_every_n_layers": _window_pattern,
@@ -170,10 +184,12 @@ def _window_in_use(fields: Fields, model_type: str) -> bool:
 
 def _written(fields: Fields, model_type: str, layers: int) -> list[str]:
     for field, read in _READERS.items():
-        if fields.has(field):
+        if fields.has(field) and fields.values[field] != 0:
             return _of_length(fields, field, read(fields, field, layers), layers)
     if model_type == "llama4_text" and (kinds := _llama4(fields, layers)) is not None:
         return kinds
+    if model_type in PATTERN_NEEDED:
+        raise fields.error("layer_types", f"is missing, and layers of {model_type!r} differ")
     if model_type in PERIODS:
         return _repeated(PERIODS[model_type], layers)
     if fields.positive("sliding_window") is None:
@@ -192,6 +208,8 @@ def layer_pattern(fields: Fields, model_type: str, layers: int) -> list[str]:
     kinds = _written(fields, model_type, layers)
     if not _window_in_use(fields, model_type):
         kinds = [FULL if kind == SLIDING else kind for kind in kinds]
+    if model_type in LAST_IS_FULL:
+        kinds = [*kinds[:-1], FULL]
     shared = fields.positive("num_kv_shared_layers") or 0
     if shared >= layers:
         raise fields.error("num_kv_shared_layers", f"= {shared} leaves none of {layers} layers")

@@ -37,7 +37,17 @@ def _gated_delta(fields: Fields, dtype: str) -> LayerCache:
 
 def _kimi_delta(fields: Fields, dtype: str) -> LayerCache:
     part = fields.part("linear_attn_config") or fields
-    heads = part.required("num_heads")
+    return _delta(fields, part, part.required("num_heads"), dtype)
+
+
+def _bailing(fields: Fields, dtype: str) -> LayerCache:
+    # vLLM, model_executor/models/bailing_moe_v3.py; bailing_moe_linear.py is the older one.
+    if "BailingMoeV3ForCausalLM" in fields.architectures():
+        return _delta(fields, fields, fields.required("num_attention_heads"), dtype)
+    return _lightning(fields, dtype)
+
+
+def _delta(fields: Fields, part: Fields, heads: int, dtype: str) -> LayerCache:
     head_dim = part.required("head_dim")
     look_back = part.required("short_conv_kernel_size") - 1
     return LayerCache(
@@ -136,6 +146,8 @@ _BY_FIELD: Mapping[str, Callable[[Fields, str], LayerCache]] = {
 }
 
 _BY_MODEL_TYPE: Mapping[str, Callable[[Fields, str], LayerCache]] = {
+    "bailing_hybrid": _bailing,
+    "bailing_moe_linear": _lightning,
     "mamba2": _mamba2,
     "minimax": _lightning,
     "minimax_text_01": _lightning,

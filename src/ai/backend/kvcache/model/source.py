@@ -36,6 +36,11 @@ class ModelSource:
     files: ModelFiles | None = None
 
 
+def is_model(directory: Path) -> bool:
+    """Whether a directory describes a model."""
+    return any(os.path.lexists(directory / name) for name in CONFIG_FILES)
+
+
 def find_config(directory: Path) -> Path:
     """The configuration file of a model's directory.
 

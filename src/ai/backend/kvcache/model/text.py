@@ -7,16 +7,26 @@ from typing import Any
 
 import attrs
 
-from .families import DEFAULTS
+from .defaults import ALIASES, left_out, text_type, with_defaults
 from .fields import Fields
 from .layers import MAX_LAYERS
 from .mistral import as_hugging_face
 
 #: Where multimodal models keep the description of the part that writes text.
-_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 #: What such parts for images, video and sound are called, beside the part that writes text.
-_MEDIA_PARTS = ("vision", "visual", "image", "video", "audio", "speech", "vit_config", "mm_")
+_MEDIA_PARTS = (
+    "vision",
+    "visual",
+    "image",
+    "video",
+    "audio",
+    "speech",
+    "vit_config",
+    "mm_",
+    "multimodal",
+)
 
 #: Architectures that vLLM serves as multimodal ones, and whose names do not end as others' do
 #: (model_executor/models/registry.py, _MULTIMODAL_MODELS, of vLLM 0.15.0 to 0.33.0).
@@ -40,32 +50,38 @@ _MULTIMODAL = frozenset({
 _MULTIMODAL_SUFFIX = "ForConditionalGeneration"
 _TEXT_IN_SPITE_OF_NAME = frozenset({"ChatGLMForConditionalGeneration"})
 
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-
 
 def text_fields(config: Mapping[str, Any], file: str = "config.json") -> tuple[Fields, Fields]:
     """(the part of a configuration that describes the text model, the whole of it).
+
+    The part has the defaults of its model type where the file leaves a field out.
 
     Raises:
         ModelError: a part is no object.
     """
     outer = Fields(as_hugging_face(config, file), file)
     inner = outer
+    model_type = outer.text("model_type") or ""
     while (part := _text_part(inner)) is not None:
+        model_type = part.text("model_type") or text_type(model_type) or model_type
         inner = part
-    model_type = inner.text("model_type") or outer.text("model_type") or ""
-    values = {**DEFAULTS.get(model_type, {}), **inner.values, "model_type": model_type}
+    values = {**with_defaults(inner.values, model_type), "model_type": model_type}
+    # A part does not always repeat what implements the model.
+    values["architectures"] = inner.architectures() or outer.architectures()
     # Of old families, some name their attention in a part of its own.
     attention = inner.part("attn_config")
     if attention is not None and attention.has("kv_n_heads"):
         values["kv_n_heads"] = attention.values["kv_n_heads"]
-    return attrs.evolve(inner, values=values), outer
+    return attrs.evolve(inner, values=values, assumed=left_out(inner.values, values)), outer
 
 
 def _text_part(fields: Fields) -> Fields | None:
-    for name in _TEXT_PARTS:
+    whole_model = fields.positive(*ALIASES["layers"]) is not None
+    for name in TEXT_PARTS:
         part = fields.part(name)
-        if part is not None and part.values:
+        # A part without any field has the defaults of its model type, unless the model is described
+        # beside it.
+        if part is not None and (part.values or not whole_model):
             return part
     return None
 
@@ -81,11 +97,10 @@ def is_multimodal(outer: Fields) -> bool:
     """
     if any(name.startswith(_MEDIA_PARTS) and value for name, value in outer.values.items()):
         return True
-    architectures = outer.names("architectures") if outer.has("architectures") else []
     return any(
         name in _MULTIMODAL
         or (name.endswith(_MULTIMODAL_SUFFIX) and name not in _TEXT_IN_SPITE_OF_NAME)
-        for name in architectures
+        for name in outer.architectures()
     )
 
 
@@ -103,7 +118,7 @@ def layer_count(fields: Fields) -> int:
     elif isinstance(listed, list) and not fields.has("num_hidden_layers"):
         count = len(listed)
     else:
-        count = fields.required(*_LAYERS)
+        count = fields.required(*ALIASES["layers"])
     if count > MAX_LAYERS:
         raise fields.error("num_hidden_layers", f"= {count} is not a real model's")
     return count

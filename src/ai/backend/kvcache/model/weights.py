@@ -15,6 +15,7 @@ import attrs
 from . import pattern
 from .attention import heads_of, is_latent
 from .config import read_json
+from .defaults import ALIASES
 from .dtypes import DTYPE_BYTES, compute_dtype
 from .families import TIED
 from .fields import Fields
@@ -219,7 +220,7 @@ def count_parameters(config: Mapping[str, Any], file: str = "config.json") -> Pa
     fields, outer = text_fields(config, file)
     model_type = str(fields.values["model_type"])
     layers = layer_count(fields)
-    hidden = fields.required("hidden_size", "n_embd", "d_model")
+    hidden = fields.required(*ALIASES["hidden"])
     vocabulary = fields.positive("vocab_size", "padded_vocab_size") or 0
     tied = outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", model_type in TIED))
     # Gemma 3n and later: each layer has embeddings of its own, a gate and two projections.

@@ -1,16 +1,23 @@
-"""What a person asks for, on a command line or in a request, as the sizing takes it."""
+"""What a person asks for, on a command line or in a request, as the plans take it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from ..engine.adapters.lmcache_gds import ADAPTER
+import attrs
+
+from ..engine.lmcache import CHUNK_TOKENS
 from ..engine.versions import NEWEST
-from ..errors import SizeError
+from ..errors import SizeError, StartCommandError
 from ..model.parallel import Parallel
-from ..model.source import ModelSource
+from ..model.source import ModelSource, is_model, open_model
+from ..model.weights import Weights
+from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
-from .budget import DEFAULT_OVERHEAD_BYTES, DEFAULT_UTILIZATION
+from .described import DEFAULT_MODEL_PATH, Description
 from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
 
 
@@ -35,15 +42,15 @@ def sizing_request(
     tensor_parallel: int | None = None,
     pipeline_parallel: int = 1,
     decode_context_parallel: int = 1,
-    gpu_memory_utilization: Decimal = DEFAULT_UTILIZATION,
+    gpu_memory_utilization: Decimal | None = None,
     pin_utilization: bool = False,
     max_model_len: int | None = None,
     kv_cache_dtype: str = "auto",
     weights: int | None = None,
-    overhead: int = DEFAULT_OVERHEAD_BYTES,
+    overhead: int | None = None,
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS,
     context: int | None = None,
-    chunk_size: int = ADAPTER.chunk_tokens,
+    chunk_size: int = CHUNK_TOKENS,
     lmcache_version: str = NEWEST["lmcache"],
     vllm_version: str = NEWEST["vllm"],
 ) -> SizingRequest:
@@ -75,4 +82,78 @@ def sizing_request(
         chunk_tokens=chunk_size,
         lmcache_version=lmcache_version,
         vllm_version=vllm_version,
+    )
+
+
+def _model_on_host(argument: str) -> ModelSource | Path:
+    """The directory whose files are read, or what is known of a model without any here."""
+    path = Path(argument)
+    if argument and path.is_dir() and not is_model(path):
+        # Of several models, one of which the command names.
+        return path.resolve()
+    source = open_model(argument)
+    return source.files.directory.resolve() if source.files else source
+
+
+def description(
+    model: str,
+    command: tuple[str, ...],
+    *,
+    gpus: Decimal | None = None,
+    gpu_memory: int | None = None,
+    weights: int | None = None,
+    env: Sequence[tuple[str, str]] = (),
+    mem: int | None = None,
+    shmem: int | None = None,
+    model_path: str | None = None,
+    setting: Sequence[tuple[str, str]] = (),
+    concurrent_transfers: int | None = None,
+    vllm_version: str | None = None,
+    lmcache_version: str | None = None,
+    sglang_version: str | None = None,
+    kvbm_version: str | None = None,
+) -> Description:
+    """All options but the model and the command may be left out. Memory is in bytes.
+
+    Args:
+        model: a directory, a configuration file, or a name of the catalog.
+        weights: of a model whose files are not here.
+        setting: of the policy, by name.
+
+    Raises:
+        ModelError: the model cannot be found or read.
+        PolicyError: a setting is none, or has a value that cannot be used.
+        SizeError: the weights are given of a model whose files say it.
+        StartCommandError: the model's path in the session is none.
+    """
+    if model_path is not None and not PurePosixPath(model_path).is_absolute():
+        raise StartCommandError(
+            f"the model's path in the session, {model_path!r}, does not begin with /; write it as "
+            f"{DEFAULT_MODEL_PATH}"
+        )
+    on_host = _model_on_host(model)
+    if weights is not None:
+        if isinstance(on_host, Path):
+            raise SizeError(f"the weights of {model} are measured; leave them out")
+        on_host = attrs.evolve(on_host, weights=Weights(weights, "as given"))
+    settings: dict[str, Any] = dict(setting)
+    if concurrent_transfers is not None:
+        settings["concurrent-transfers"] = concurrent_transfers
+    versions = {
+        "vllm": vllm_version,
+        "lmcache": lmcache_version,
+        "sglang": sglang_version,
+        "kvbm": kvbm_version,
+    }
+    return Description(
+        model=on_host,
+        command=command,
+        environ=dict(env),
+        versions={package: version for package, version in versions.items() if version is not None},
+        gpus=gpus,
+        gpu_memory_bytes=gpu_memory,
+        memory_bytes=mem,
+        shared_memory_bytes=shmem,
+        model_path=None if model_path is None else PurePosixPath(model_path),
+        policy=check_policy(settings),
     )

@@ -3,6 +3,10 @@
 vLLM sizes its KV pool first, as a share of the whole GPU (``gpu_memory_utilization``), and starts
 the connector afterwards. The buffer therefore lies outside that share, and the share must come
 down by as much.
+
+What vLLM takes besides weights and pool is an estimate with bounds. One context of the longest
+length has to fit the pool even at the upper bound wherever the share is lowered; that nothing fits
+is said only where it is so even at the lower bound.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ from __future__ import annotations
 from decimal import ROUND_FLOOR, Decimal
 
 import attrs
+from packaging.version import Version
 
 from ..errors import DeclinedError
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import GIB, MIB, gib
+from .overhead import Overhead
 
-#: vLLM's long-standing default share, from which the buffer is taken.
-DEFAULT_UTILIZATION = Decimal("0.9")
+#: What vLLM and the buffer take together of a GPU where the user fixed nothing. It was vLLM's own
+#: default up to 0.19.
+SHARE_WITH_BUFFER = Decimal("0.9")
 
-#: What vLLM needs on each GPU besides weights and KV pool: CUDA context, activations of one batch,
-#: CUDA graphs, NCCL. Measured on the reference system (80 GiB GPUs, a 123 B model, TP 8).
-DEFAULT_OVERHEAD_BYTES = 3 * GIB
+#: vLLM's own default since then (config/cache.py; 0.9 in 0.19.0, 0.92 in 0.20.0).
+_LATER_UTILIZATION = Decimal("0.92")
+_FIRST_LATER_UTILIZATION = Version("0.20.0")
 
 #: What a pinned share leaves to others than the buffer.
 PINNED_RESERVE_BYTES = 3 * GIB // 2
@@ -30,6 +37,13 @@ MIN_BUFFER_CHUNKS = 64
 
 #: Percent on top of the contexts themselves: alignment and headers.
 _MARGIN_PERCENT = 105
+
+_NO_START = "so vLLM does not start, with KV cache or without"
+
+
+def default_utilization(vllm: Version) -> Decimal:
+    """The share of a GPU that vLLM takes where nobody tells it another."""
+    return _LATER_UTILIZATION if vllm >= _FIRST_LATER_UTILIZATION else SHARE_WITH_BUFFER
 
 
 @attrs.frozen
@@ -43,16 +57,30 @@ class GpuRequest:
     context_tokens: int
     chunk_bytes: int
     """Of one chunk, in which contexts are stored and loaded."""
+    overhead: Overhead
+    context_bytes_without: int | None = None
+    """Of the same context where the session runs without KV cache: less where vLLM then frees what
+    windows leave behind. None: the same."""
+    spared_bytes: int = 0
+    """How much of the weights may not lie on the GPU after all."""
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
-    utilization: Decimal = DEFAULT_UTILIZATION
+    utilization: Decimal = SHARE_WITH_BUFFER
+    """vLLM's share where the session runs without KV cache."""
     utilization_floor: Decimal = Decimal(0)
     """The buffer may not take so much that the utilization falls below this."""
-    """vLLM's share before the buffer is taken from it."""
     pinned: bool = False
     """The share is the user's, and stays as it is."""
     buffer_bytes: int | None = None
     """Fixed by the user; None: the plan chooses."""
-    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
+    fixed_pool_bytes: int | None = None
+    """The pool that the user fixed; vLLM ignores the share then. None: the share decides."""
+    fits_length: bool = False
+    """Whether vLLM shortens the longest context to what its pool holds."""
+
+    @property
+    def least_buffer_bytes(self) -> int:
+        """Of the smallest buffer that is of use."""
+        return MIN_BUFFER_CHUNKS * self.chunk_bytes
 
 
 @attrs.frozen
@@ -62,9 +90,13 @@ class Budget:
     memory_bytes: int
     weights_bytes: int
     overhead_bytes: int
+    """As it is likely."""
+    overhead_low_bytes: int
+    overhead_high_bytes: int
     buffer_bytes: int
     pool_bytes_before: int
     pool_bytes_after: int
+    utilization_before: Decimal
     utilization: Decimal
     resident_contexts: int
     """How many contexts of the longest length stay in the pool."""
@@ -75,25 +107,123 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def pool_bytes(request: GpuRequest, utilization: Decimal) -> int:
-    """What is left for vLLM's KV pool. Negative where not even the weights fit."""
-    share = int(utilization * request.memory_bytes)
-    return share - request.weights_bytes - request.overhead_bytes
+def pool_bytes(request: GpuRequest, utilization: Decimal, overhead: int | None = None) -> int:
+    """What is left for vLLM's KV pool. Negative where not even the weights fit.
 
-
-def _utilization_beside(request: GpuRequest, utilization: Decimal, buffer_bytes: int) -> Decimal:
-    lowered = utilization - Decimal(buffer_bytes) / request.memory_bytes
-    return lowered.quantize(Decimal("0.01"), ROUND_FLOOR).normalize()
+    Args:
+        overhead: None: the likely one.
+    """
+    if request.fixed_pool_bytes is not None:
+        return request.fixed_pool_bytes
+    taken = request.overhead.likely if overhead is None else overhead
+    return int(utilization * request.memory_bytes) - request.weights_bytes - taken
 
 
 def wanted_buffer_bytes(request: GpuRequest) -> int:
     """Concurrent transfers of one whole context each, 5 % more, in whole GiB."""
     contexts = request.concurrent_transfers * request.context_bytes * _MARGIN_PERCENT // 100
-    return _round_up(max(contexts, _least_buffer_bytes(request)), GIB)
+    return _round_up(max(contexts, request.least_buffer_bytes), GIB)
 
 
-def _least_buffer_bytes(request: GpuRequest) -> int:
-    return MIN_BUFFER_CHUNKS * request.chunk_bytes
+def divide(request: GpuRequest) -> Budget:
+    """The buffer and the utilization that goes with it.
+
+    Raises:
+        DeclinedError: not even one context fits, or no useful buffer does.
+    """
+    _refuse_what_cannot_start(request)
+    _refuse_larger_contexts(request)
+    wanted = request.buffer_bytes or wanted_buffer_bytes(request)
+    if request.fixed_pool_bytes is not None:
+        return _beside_fixed_pool(request, wanted)
+    if request.pinned:
+        return _beside_pinned_share(request, wanted)
+    return _taken_from_share(request, wanted)
+
+
+def keep(request: GpuRequest, beside_bytes: int) -> Budget:
+    """The same for a way that takes nothing of vLLM's share.
+
+    Args:
+        beside_bytes: what it takes outside of that share.
+
+    Raises:
+        DeclinedError: vLLM would not start, or what lies beside it finds no room.
+    """
+    _refuse_what_cannot_start(request)
+    _refuse_larger_contexts(request)
+    taken = int(request.utilization * request.memory_bytes)
+    if request.fixed_pool_bytes is not None:
+        taken = request.weights_bytes + request.overhead.likely + request.fixed_pool_bytes
+    left = request.memory_bytes - taken
+    if left < beside_bytes:
+        lower = _utilization_beside(request, Decimal(1), beside_bytes)
+        remedy = (
+            "lower --kv-cache-memory-bytes"
+            if request.fixed_pool_bytes is not None
+            else f"lower --gpu-memory-utilization to {lower}"
+        )
+        raise DeclinedError(
+            f"this way takes about {gib(beside_bytes)} of each GPU beside vLLM, which leaves "
+            f"{gib(max(0, left))}; {remedy}"
+        )
+    return _result(request, 0, request.utilization)
+
+
+def _refuse_larger_contexts(request: GpuRequest) -> None:
+    """Raises where contexts take more than without KV cache, and may not fit any more."""
+    without = request.context_bytes_without
+    if without is None or request.context_bytes <= without:
+        return
+    pool = pool_bytes(request, request.utilization, request.overhead.high)
+    if pool < request.context_bytes:
+        raise DeclinedError(
+            f"vLLM turns its hybrid KV cache manager off for this way, so one context of "
+            f"{request.context_tokens} tokens takes {gib(request.context_bytes)} instead of "
+            f"{gib(without)} per GPU, and vLLM's KV pool may have no more than "
+            f"{gib(max(0, pool))}; lower --max-model-len or use more GPUs"
+        )
+
+
+def _refuse_what_cannot_start(request: GpuRequest) -> None:
+    """Raises where vLLM starts neither with KV cache nor without."""
+    least = request.context_bytes_without
+    least = request.context_bytes if least is None else min(least, request.context_bytes)
+    if request.fixed_pool_bytes is not None:
+        pool = request.fixed_pool_bytes
+        has = f"--kv-cache-memory-bytes gives vLLM's KV pool {gib(pool)} per GPU"
+        remedy = "raise it or lower --max-model-len"
+    else:
+        pool = pool_bytes(request, request.utilization, request.overhead.low)
+        pool += request.spared_bytes
+        has = f"vLLM's KV pool would have {_at_most(request)}{gib(max(0, pool))} per GPU"
+        remedy = "lower --max-model-len or use more GPUs"
+    if pool < 0:
+        raise DeclinedError(
+            f"{gib(request.weights_bytes)} of weights and {_at_least(request)}"
+            f"{gib(request.overhead.low)} of overhead do not fit into {request.utilization} of "
+            f"{gib(request.memory_bytes)} per GPU, {_NO_START}; use more or larger GPUs"
+        )
+    if pool < least:
+        problem = f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}"
+        if request.fits_length:
+            raise DeclinedError(
+                f"{problem}. With --max-model-len auto vLLM shortens contexts to what fits, and a "
+                "transfer buffer would shorten them further; give a --max-model-len that fits"
+            )
+        raise DeclinedError(f"{problem}, {_NO_START}; {remedy}")
+
+
+def _is_exact(request: GpuRequest) -> bool:
+    return request.overhead.low == request.overhead.high and not request.spared_bytes
+
+
+def _at_least(request: GpuRequest) -> str:
+    return "" if _is_exact(request) else "at least "
+
+
+def _at_most(request: GpuRequest) -> str:
+    return "" if _is_exact(request) else "at most "
 
 
 def _result(
@@ -103,34 +233,56 @@ def _result(
     return Budget(
         memory_bytes=request.memory_bytes,
         weights_bytes=request.weights_bytes,
-        overhead_bytes=request.overhead_bytes,
+        overhead_bytes=request.overhead.likely,
+        overhead_low_bytes=request.overhead.low,
+        overhead_high_bytes=request.overhead.high,
         buffer_bytes=buffer_bytes,
         pool_bytes_before=pool_bytes(request, request.utilization),
         pool_bytes_after=pool,
+        utilization_before=request.utilization,
         utilization=utilization,
         resident_contexts=max(0, pool) // request.context_bytes,
-        notes=notes,
+        notes=(*notes, *(_small_buffer_notes(request, buffer_bytes) if buffer_bytes else ())),
     )
 
 
-def _full_buffer_utilization(request: GpuRequest, wanted: int) -> Decimal | None:
-    """The pinned share that would leave room for the whole buffer; None where no share does."""
-    reserve = Decimal(PINNED_RESERVE_BYTES) / request.memory_bytes
-    full = _utilization_beside(request, Decimal(1) - reserve, wanted)
-    return full if pool_bytes(request, full) >= request.context_bytes else None
+def _small_buffer_notes(request: GpuRequest, buffer_bytes: int) -> tuple[str, ...]:
+    """What to know of a buffer that is smaller than what passes through it."""
+    if buffer_bytes < request.least_buffer_bytes:
+        return (
+            f"the buffer of {gib(buffer_bytes)} is smaller than {MIN_BUFFER_CHUNKS} chunks "
+            f"({gib(request.least_buffer_bytes)}), the least that is of use: transfers wait for "
+            "each other, and little of a context is loaded or stored at a time",
+        )
+    if buffer_bytes < request.context_bytes:
+        tokens = request.context_tokens * buffer_bytes // request.context_bytes
+        return (
+            f"the buffer of {gib(buffer_bytes)} holds less than one context of "
+            f"{request.context_tokens} tokens ({gib(request.context_bytes)}): contexts of more "
+            f"than about {tokens} tokens are not loaded whole",
+        )
+    return ()
 
 
-def _pinned(request: GpuRequest, wanted: int) -> Budget:
+def _shrunk(request: GpuRequest, wanted: int, beside: int) -> int:
+    """The buffer that fits beside vLLM. One that the user fixed is not shrunk."""
+    if request.buffer_bytes is not None:
+        return wanted if wanted <= beside else 0
+    return max(0, min(wanted, beside // MIB * MIB))
+
+
+def _beside_pinned_share(request: GpuRequest, wanted: int) -> Budget:
     utilization = request.utilization
-    beside = request.memory_bytes - int(utilization * request.memory_bytes) - PINNED_RESERVE_BYTES
-    buffer_bytes = min(wanted, beside // MIB * MIB)
-    full = _full_buffer_utilization(request, wanted)
-    if buffer_bytes < _least_buffer_bytes(request):
+    reserve = PINNED_RESERVE_BYTES + request.overhead.graphs_beside
+    beside = request.memory_bytes - int(utilization * request.memory_bytes) - reserve
+    buffer_bytes = _shrunk(request, wanted, beside)
+    full = _full_buffer_utilization(request, wanted, reserve)
+    if not _is_useful(request, buffer_bytes):
         remedy = f"lower it to {full}" if full is not None else "use more or larger GPUs"
         raise DeclinedError(
             f"gpu_memory_utilization is fixed at {utilization}, which leaves "
-            f"{gib(max(0, beside))} per GPU beside vLLM; the transfer buffer needs at least "
-            f"{gib(_least_buffer_bytes(request))}; {remedy}"
+            f"{gib(max(0, beside))} per GPU beside vLLM; the transfer buffer needs "
+            f"{_needed(request)}; {remedy}"
         )
     notes: tuple[str, ...] = ()
     if buffer_bytes < wanted:
@@ -146,61 +298,116 @@ def _pinned(request: GpuRequest, wanted: int) -> Budget:
     return _result(request, buffer_bytes, utilization, notes)
 
 
-def divide(request: GpuRequest) -> Budget:
-    """The buffer and the utilization that goes with it.
-
-    Raises:
-        DeclinedError: not even one context fits, or no useful buffer does.
-    """
+def _beside_fixed_pool(request: GpuRequest, wanted: int) -> Budget:
     pool = pool_bytes(request, request.utilization)
-    if pool < 0:
+    vllm = request.weights_bytes + request.overhead.high + request.overhead.graphs_beside + pool
+    beside = request.memory_bytes - vllm - PINNED_RESERVE_BYTES
+    buffer_bytes = _shrunk(request, wanted, beside)
+    fixed = f"--kv-cache-memory-bytes fixes vLLM's KV pool at {gib(pool)}"
+    if not _is_useful(request, buffer_bytes):
         raise DeclinedError(
-            f"{gib(request.weights_bytes)} of weights and {gib(request.overhead_bytes)} of "
-            f"overhead do not fit into {request.utilization} of {gib(request.memory_bytes)} per "
-            "GPU; use more or larger GPUs"
-        )
-    if pool < request.context_bytes:
-        raise DeclinedError(
-            f"vLLM's KV pool would have {gib(pool)} per GPU, and one context of "
-            f"{request.context_tokens} tokens takes {gib(request.context_bytes)}; "
-            "lower --max-model-len or use more GPUs"
-        )
-    wanted = request.buffer_bytes or wanted_buffer_bytes(request)
-    if request.pinned:
-        return _pinned(request, wanted)
-    buffer_bytes = _largest_buffer(request, wanted)
-    if buffer_bytes < (wanted if request.buffer_bytes else _least_buffer_bytes(request)):
-        if _floor_decides(request):
-            raise DeclinedError(
-                f"a transfer buffer of {gib(wanted)} per GPU takes gpu_memory_utilization below "
-                f"the policy's utilization-floor {request.utilization_floor}, and so does any "
-                "smaller useful one; ask for a smaller buffer, or have the floor lowered"
-            )
-        raise DeclinedError(
-            f"a transfer buffer of {gib(wanted)} per GPU leaves vLLM's KV pool less than one "
-            f"context of {request.context_tokens} tokens ({gib(request.context_bytes)}), and "
-            "so does any smaller useful one; lower --max-model-len or use more GPUs"
+            f"{fixed}, which leaves {gib(max(0, beside))} per GPU beside vLLM; the transfer buffer "
+            f"needs {_needed(request)}; lower --kv-cache-memory-bytes or use larger GPUs"
         )
     notes: tuple[str, ...] = ()
     if buffer_bytes < wanted:
+        notes = (
+            f"{fixed}, so the buffer is {gib(buffer_bytes)} instead of {gib(wanted)}; a smaller "
+            "pool leaves more to it",
+        )
+    return _result(request, buffer_bytes, request.utilization, notes)
+
+
+def _is_useful(request: GpuRequest, buffer_bytes: int) -> bool:
+    """A size that the user chose is taken as it is, if it fits at all."""
+    return buffer_bytes > 0 and (
+        request.buffer_bytes is not None or buffer_bytes >= request.least_buffer_bytes
+    )
+
+
+def _needed(request: GpuRequest) -> str:
+    if request.buffer_bytes is not None:
+        return gib(request.buffer_bytes)
+    return f"at least {gib(request.least_buffer_bytes)}"
+
+
+def _full_buffer_utilization(request: GpuRequest, wanted: int, reserve: int) -> Decimal | None:
+    """The pinned share that would leave room for the whole buffer; None where no share does."""
+    full = _utilization_beside(request, Decimal(1), wanted + reserve)
+    pool = pool_bytes(request, full, request.overhead.high)
+    return full if pool >= request.context_bytes else None
+
+
+def _utilization_beside(request: GpuRequest, utilization: Decimal, buffer_bytes: int) -> Decimal:
+    lowered = utilization - Decimal(buffer_bytes) / request.memory_bytes
+    return lowered.quantize(Decimal("0.01"), ROUND_FLOOR).normalize()
+
+
+def _lowered(request: GpuRequest, buffer_bytes: int) -> Decimal:
+    """vLLM's share beside a buffer that is taken from it."""
+    together = min(request.utilization, SHARE_WITH_BUFFER)
+    return _utilization_beside(request, together, buffer_bytes)
+
+
+def _taken_from_share(request: GpuRequest, wanted: int) -> Budget:
+    largest = _largest_buffer(request, wanted)
+    chosen = request.buffer_bytes is None
+    if largest < (request.least_buffer_bytes if chosen else wanted):
+        raise DeclinedError(_no_room(request, wanted, largest))
+    notes: tuple[str, ...] = ()
+    if largest < wanted:
         kept = (
             "gpu_memory_utilization does not fall below the policy's utilization-floor "
             f"{request.utilization_floor}"
             if _floor_decides(request)
             else f"one context of {request.context_tokens} tokens still fits vLLM's KV pool"
+            + _whatever_the_overhead(request)
         )
-        notes = (f"the buffer is {gib(buffer_bytes)} instead of {gib(wanted)}, so that {kept}",)
-    return _result(
-        request,
-        buffer_bytes,
-        _utilization_beside(request, request.utilization, buffer_bytes),
-        notes,
+        notes = (f"the buffer is {gib(largest)} instead of {gib(wanted)}, so that {kept}",)
+    return _result(request, largest, _lowered(request, largest), notes)
+
+
+def _whatever_the_overhead(request: GpuRequest) -> str:
+    if _is_exact(request):
+        return ""
+    return f" even where vLLM takes {gib(request.overhead.high)} besides"
+
+
+def _no_room(request: GpuRequest, wanted: int, largest: int) -> str:
+    """Why a buffer cannot be taken, and what can be done about it."""
+    if request.buffer_bytes is None:
+        others, smaller = ", and so does any smaller useful one", False
+    else:
+        smaller = largest >= request.least_buffer_bytes
+        others = f"; up to {gib(largest)} fit" if smaller else ""
+    if _floor_decides(request):
+        remedy = "ask for a smaller buffer, or have the floor lowered"
+        return (
+            f"a transfer buffer of {gib(wanted)} per GPU takes gpu_memory_utilization below "
+            f"the policy's utilization-floor {request.utilization_floor}{others}; {remedy}"
+        )
+    remedy = "ask for a smaller buffer, or " if smaller else ""
+    leaves = "leaves" if _is_exact(request) else "could leave"
+    shortened = (
+        ", and with --max-model-len auto vLLM would shorten contexts" if request.fits_length else ""
     )
+    return (
+        f"a transfer buffer of {gib(wanted)} per GPU {leaves} vLLM's KV pool less than one "
+        f"context of {request.context_tokens} tokens ({gib(request.context_bytes)})"
+        f"{_whatever_is_taken(request)}{shortened}{others}; {remedy}lower --max-model-len or use "
+        "more GPUs"
+    )
+
+
+def _whatever_is_taken(request: GpuRequest) -> str:
+    if _is_exact(request):
+        return ""
+    return f", since vLLM may take up to {gib(request.overhead.high)} besides"
 
 
 def _context_share(request: GpuRequest) -> Decimal:
     """The utilization that leaves room for one context and no more."""
-    needed = request.weights_bytes + request.overhead_bytes + request.context_bytes
+    needed = request.weights_bytes + request.overhead.high + request.context_bytes
     return Decimal(needed) / Decimal(request.memory_bytes)
 
 
@@ -209,20 +416,26 @@ def _floor_decides(request: GpuRequest) -> bool:
 
 
 def _largest_buffer(request: GpuRequest, wanted: int) -> int:
-    """The wanted buffer, or less in whole GiB, so that one context still fits the pool and the
-    utilization does not fall below its floor."""
+    """The wanted buffer, or less in whole GiB, or the smallest useful one; 0 where none fits.
+
+    One context fits the pool beside it, and the utilization does not fall below its floor.
+    """
+    together = min(request.utilization, SHARE_WITH_BUFFER)
     least_share = max(request.utilization_floor, _context_share(request))
-    room = int((request.utilization - least_share) * request.memory_bytes)
+    room = int((together - least_share) * request.memory_bytes)
     buffer_bytes = wanted if wanted <= room else room // GIB * GIB
     # The share is cut to hundredths, which can take one more GiB or two.
     while buffer_bytes > 0 and not _leaves_enough(request, buffer_bytes):
         buffer_bytes -= GIB
+    least = _round_up(request.least_buffer_bytes, MIB)
+    if buffer_bytes < least <= wanted and _leaves_enough(request, least):
+        return least
     return max(0, buffer_bytes)
 
 
 def _leaves_enough(request: GpuRequest, buffer_bytes: int) -> bool:
-    utilization = _utilization_beside(request, request.utilization, buffer_bytes)
+    utilization = _lowered(request, buffer_bytes)
     return (
         utilization >= request.utilization_floor
-        and pool_bytes(request, utilization) >= request.context_bytes
+        and pool_bytes(request, utilization, request.overhead.high) >= request.context_bytes
     )

@@ -29,6 +29,8 @@ class HostRequest:
     context_tokens: int
     chunk_bytes: int
     """On one rank."""
+    besides_bytes: int = 0
+    """What the engine was told to take of it besides."""
     total_bytes: int | None = None
     """For the whole session, as the settings say it. None: a part of the limit."""
     may_keep: bool = True
@@ -57,6 +59,13 @@ def _available(need: HostNeed, request: HostRequest, pools: int, least: int) -> 
     """(bytes of one pool, where they come from)."""
     if request.total_bytes is not None:
         return request.total_bytes // pools, "as the settings say"
+    if request.limit_bytes is not None and request.besides_bytes:
+        left = max(0, request.limit_bytes - request.besides_bytes)
+        part = min(left // _PART, max(0, left - need.leave_bytes))
+        return part // pools, (
+            f"a quarter of what the weights in host memory ({gib(request.besides_bytes)}) leave of "
+            f"the session's {gib(request.limit_bytes)}"
+        )
     if request.limit_bytes is not None:
         part = request.limit_bytes // _PART
         if request.limit_bytes - part >= need.leave_bytes:
@@ -94,6 +103,7 @@ def divide_host(need: HostNeed, request: HostRequest) -> HostMemory:
     available, why = _available(need, request, pools, least)
     if available < least:
         needed = max(least * pools * _PART, least * pools + need.leave_bytes)
+        needed += request.besides_bytes
         remedy = (
             "raise cpu-tier"
             if request.total_bytes is not None

@@ -8,15 +8,22 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
+import xxhash
+from packaging.version import Version
 
-from ..errors import DeclinedError, ModelError, StartCommandError
+from ..errors import DeclinedError, ModelError
 from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
-from ..model.source import find_config, read_config
-from ..model.weights import Weights, weigh
+from ..model.overrides import override
+from ..model.source import ModelSource, find_config, read_config
+from ..model.weights import Weights, estimate_weights, weigh
+from ..model.widths import Widths, read_widths
 from .session import Located, Session
 from .start import EngineStart
+
+#: vLLM, envs.py and transformers_utils/model_arch_config_convertor.py, get_head_size.
+_NO_LATENT = "VLLM_MLA_DISABLE"
 
 
 @attrs.frozen
@@ -30,76 +37,102 @@ class Model:
     """The file that describes it."""
     path: PurePosixPath
     """Its directory in the container."""
+    widths: Widths = attrs.field(factory=Widths)
 
 
-def _locate_model(session: Session, start: EngineStart) -> tuple[PurePosixPath, Located]:
-    """(the model's directory in the container, where it lies on this host)."""
+def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
+    """The model's directory in the container."""
     if start.arguments.model is not None:
-        base = session.service.model_path if session.service else PurePosixPath("/home/work")
-        inside = base / start.arguments.model
-    elif session.service is not None:
-        inside = session.service.model_path
-    else:
-        models = [m for m in session.mounts if m.is_model]
-        if len(models) != 1:
-            raise DeclinedError(
-                "the session has no model folder"
-                if not models
-                else "the session has several model folders and no start command that names one"
-            )
-        inside = models[0].container_path
+        return start.directory / start.arguments.model
+    if session.service is not None:
+        return session.service.model_path
+    raise DeclinedError("the session is no model service")
+
+
+def _locate_model(session: Session, inside: PurePosixPath) -> Located:
+    """Where the model's directory lies on this host."""
     located = session.locate(inside)
     if located is None or not located.path.is_dir():
         raise DeclinedError(
             f"the model {str(inside)!r} is not in a folder mounted into the session"
         )
-    return inside, located
+    return located
 
 
-def _overridden(config: Mapping[str, Any], overrides: str | None) -> Mapping[str, Any]:
-    """The configuration as vLLM changes it before it builds the model."""
-    if overrides is None:
-        return config
-    try:
-        changes = json.loads(overrides)
-    except (ValueError, RecursionError) as e:
-        raise StartCommandError(
-            f"the overrides of the model's configuration ({overrides[:40]}) are not valid JSON: {e}"
-        ) from e
-    if not isinstance(changes, dict):
-        raise StartCommandError(
-            f"the overrides of the model's configuration ({overrides[:40]}) are no JSON object"
+def _known_model(session: Session, inside: PurePosixPath) -> ModelSource | None:
+    """What is known of a model whose files are not on this host. None: its files are read."""
+    mount = session.mount_at(inside)
+    return mount.known_model if mount and mount.container_path == inside else None
+
+
+def _refuse_variables(session: Session, geometry: Geometry) -> None:
+    """A variable changes what vLLM keeps for latent attention.
+
+    Raises:
+        DeclinedError: the session has it.
+    """
+    value = session.environ.get(_NO_LATENT, "0").strip().lower()
+    if geometry.is_latent and value not in ("", "0", "false"):
+        raise DeclinedError(
+            f"{_NO_LATENT} makes vLLM keep keys and values of every head for a model with latent "
+            "attention, which is not covered; remove the variable"
         )
-    merged = dict(config)
-    for name, value in changes.items():
-        old = config.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = {**old, **value}
-        merged[name] = value
-    return merged
 
 
-def read_model(session: Session, start: EngineStart) -> Model:
+def _described(
+    session: Session,
+    config: Mapping[str, Any],
+    weights: Weights,
+    fingerprint: str,
+    config_name: str,
+    path: PurePosixPath,
+    start: EngineStart,
+    vllm: Version | None,
+) -> Model:
+    """The model as the engine is told to run it."""
+    changed = override(config, start.arguments.hf_overrides)
+    geometry = read_geometry(
+        changed,
+        file=config_name,
+        dtype=start.arguments.dtype,
+        kv_cache_dtype=start.arguments.kv_cache_dtype,
+        vllm=vllm,
+    )
+    _refuse_variables(session, geometry)
+    return Model(
+        geometry, weights, fingerprint, config_name, path, read_widths(changed, config_name)
+    )
+
+
+def read_model(session: Session, start: EngineStart, vllm: Version | None) -> Model:
     """Reads the model through this host's path of its folder.
+
+    Args:
+        session: which one.
+        start: how its engine is started.
+        vllm: the release in its image; None where it is not known, or another engine runs.
 
     Raises:
         DeclinedError: the session has no model folder.
         ModelError: the model is not readable or not of a kind that is covered.
     """
-    inside, located = _locate_model(session, start)
+    inside = _model_directory(session, start)
+    if (known := _known_model(session, inside)) is not None:
+        weights = known.weights or estimate_weights(known.config, known.file)
+        # No session has such a fingerprint; two models that are known as the same have the same.
+        written = json.dumps([known.name, known.config], sort_keys=True, default=str)
+        stand_in = f"unknown {xxhash.xxh3_128_hexdigest(written.encode())}"
+        return _described(session, known.config, weights, stand_in, known.file, inside, start, vllm)
+    located = _locate_model(session, inside)
     files = list_model(located.root, located.path)
-    weights = weigh(files)
-    if weights is None:
+    found = weigh(files)
+    if found is None:
         # Without them nothing tells one fine-tune of a model from another.
         raise ModelError(
             "the model folder has no weight files "
             f"({', '.join('*' + s for s in WEIGHT_SUFFIXES)}) and no index that states their size"
         )
     config = find_config(located.path)
-    geometry = read_geometry(
-        _overridden(read_config(located.root, config), start.arguments.hf_overrides),
-        file=config.name,
-        dtype=start.arguments.dtype,
-        kv_cache_dtype=start.arguments.kv_cache_dtype,
-    )
-    return Model(geometry, weights, fingerprint(files), config.name, inside)
+    content = read_config(located.root, config)
+    marks = fingerprint(files)
+    return _described(session, content, found, marks, config.name, inside, start, vllm)

@@ -8,7 +8,7 @@ import attrs
 
 from ..engine.adapter import EngineAdapter
 from ..engine.command import Program
-from ..engine.versions import Versions
+from ..engine.versions import ENGINE_LABEL, LMCACHE_LABEL, Versions
 from ..folder.namespace import Namespace, namespace_of
 from ..model.parallel import Parallel
 from ..policy.settings import Settings
@@ -16,10 +16,6 @@ from .model import Model
 from .scope import owner_of
 from .session import Image, Session
 from .start import EngineStart
-
-#: The labels by which an image says which engine is inside, in which version.
-_ENGINE_LABEL = "ai.backend.kvcache.engine-version"
-_LMCACHE_LABEL = "ai.backend.kvcache.lmcache-version"
 
 #: The package whose version the first of them says.
 _ENGINE_PACKAGES: Mapping[Program, str] = {
@@ -31,7 +27,7 @@ _ENGINE_PACKAGES: Mapping[Program, str] = {
 
 def says_versions(image: Image) -> bool:
     """Whether the image's labels say all that its files could."""
-    return {_ENGINE_LABEL, _LMCACHE_LABEL} <= image.labels.keys()
+    return {ENGINE_LABEL, LMCACHE_LABEL} <= image.labels.keys()
 
 
 def versions_of(image: Image, program: Program) -> Versions:
@@ -39,8 +35,8 @@ def versions_of(image: Image, program: Program) -> Versions:
     said = {
         package: image.labels[label]
         for package, label in (
-            (_ENGINE_PACKAGES[program], _ENGINE_LABEL),
-            ("lmcache", _LMCACHE_LABEL),
+            (_ENGINE_PACKAGES[program], ENGINE_LABEL),
+            ("lmcache", LMCACHE_LABEL),
         )
         if label in image.labels
     }

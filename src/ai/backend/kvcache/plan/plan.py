@@ -44,8 +44,6 @@ class Plan:
     environment: Mapping[str, str] = attrs.field(factory=dict)
     arguments: tuple[str, ...] = ()
     """What is added to the engine's command line."""
-    add_by_hand: str | None = None
-    """The command to run where the plugin could not add the arguments itself."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     refused: Mapping[str, str] = attrs.field(factory=dict)
     """The ways that were considered and not taken: adapter → why not."""
@@ -68,12 +66,12 @@ class Plan:
             "budget": self.budget
             and {
                 **attrs.asdict(self.budget),
+                "utilization_before": str(self.budget.utilization_before),
                 "utilization": str(self.budget.utilization),
             },
             "host_bytes": self.host_bytes,
             "environment": dict(self.environment),
             "arguments": list(self.arguments),
-            "add_by_hand": self.add_by_hand,
             "metrics": [attrs.asdict(endpoint) for endpoint in self.metrics],
             "decisions": [attrs.asdict(d) for d in self.decisions],
             "warnings": list(self.warnings),

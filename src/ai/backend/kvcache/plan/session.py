@@ -11,6 +11,7 @@ import attrs
 from ..engine.versions import Versions
 from ..folder.entries import Owner
 from ..gds.host import GdsHost
+from ..model.source import ModelSource
 
 
 @attrs.frozen
@@ -22,6 +23,10 @@ class Mount:
     container_path: PurePosixPath
     writable: bool
     is_model: bool
+    links_into: Path | None = None
+    """Where links in the folder may lead. None: only to places in the folder itself."""
+    known_model: ModelSource | None = None
+    """The model at the folder's root, where its files are not on this host. None: they are."""
 
 
 @attrs.frozen
@@ -29,7 +34,8 @@ class Located:
     """A file or directory of a mounted folder, as paths of this host."""
 
     root: Path
-    """The folder. Nothing outside of it may be touched on a user's behalf."""
+    """The folder, or what its links may lead into. Nothing outside of it may be touched on a user's
+    behalf."""
     path: Path
 
 
@@ -86,8 +92,6 @@ class Session:
     """What this host has for GPUDirect Storage. None: nobody has looked."""
     is_inference: bool = False
     """Whether it serves a model to others, by its type."""
-    is_settled: bool = False
-    """Start command and container cannot be changed any more, only environment and files."""
 
     def mount_at(self, path: PurePosixPath) -> Mount | None:
         """The mount that a path of the container lies in, the innermost if several."""
@@ -100,4 +104,7 @@ class Session:
         mount = self.mount_at(path)
         if mount is None:
             return None
-        return Located(mount.host_path, mount.host_path / path.relative_to(mount.container_path))
+        return Located(
+            mount.links_into or mount.host_path,
+            mount.host_path / path.relative_to(mount.container_path),
+        )

@@ -11,15 +11,18 @@ from typing import Any
 import attrs
 import xxhash
 
-from ..engine.adapter import EngineRequest, EngineSetup
-from ..engine.adapters.lmcache_gds import ADAPTER
-from ..engine.lmcache import CONFIG_VARIABLE
+from ..engine.adapter import EngineAdapter, EngineRequest, EngineSetup
+from ..engine.command import Program
+from ..engine.lmcache import CHUNK_TOKENS, CONFIG_VARIABLE
+from ..engine.select import Wish, adapter_named, candidates, select, summary
+from ..engine.traits import Trait
 from ..engine.versions import (
     BUFFER_OPTIONS,
     NEWEST,
     Versions,
     check_lmcache,
     check_vllm,
+    release_of,
     variable,
 )
 from ..errors import DeclinedError, SizeError
@@ -29,21 +32,21 @@ from ..model.geometry import Geometry, read_geometry
 from ..model.parallel import GpuShare, Parallel
 from ..model.source import ModelSource
 from ..model.weights import Weights, estimate_weights
+from ..model.widths import read_widths
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS, Settings
 from ..sizes import GIB, gib
-from .budget import (
-    DEFAULT_OVERHEAD_BYTES,
-    DEFAULT_UTILIZATION,
-    Budget,
-    GpuRequest,
-    divide,
-    pool_bytes,
-)
+from .budget import Budget, GpuRequest, default_utilization, divide, keep, pool_bytes
+from .gpu_memory import overhead_of
 from .host import HostMemory, HostRequest, divide_host
+from .overhead import Overhead
 from .suitability import hybrid_note, refuse_geometry
+from .traits import geometry_traits
 
 #: Assumed where nobody says how much memory a GPU has.
 ASSUMED_MEMORY_BYTES = 80 * GIB
+
+#: Backend.AI's name of the GPUs that are planned for.
+_DEVICE = "cuda"
 
 
 @attrs.frozen
@@ -56,20 +59,26 @@ class SizingRequest:
     """How many there are. None: as many as are needed."""
     memory_bytes: int | None = None
     """Of one GPU, or of the share of one. None: assumed."""
-    utilization: Decimal = DEFAULT_UTILIZATION
+    utilization: Decimal | None = None
+    """vLLM's share of a GPU without KV cache. None: its own default."""
     pinned: bool = False
     max_model_len: int | None = None
     """None: the model's own."""
     kv_cache_dtype: str = "auto"
     weights_bytes: int | None = None
     """Of the whole model. None: looked up or estimated."""
-    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES
+    overhead_bytes: int | None = None
+    """Of one GPU, as somebody has measured it. None: estimated."""
     concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
     context_tokens: int | None = None
     """The length of the contexts that are counted in the pool. None: max_model_len."""
-    chunk_tokens: int = ADAPTER.chunk_tokens
+    chunk_tokens: int = CHUNK_TOKENS
     lmcache_version: str = NEWEST["lmcache"]
     vllm_version: str = NEWEST["vllm"]
+
+    @property
+    def versions(self) -> Versions:
+        return Versions({"vllm": self.vllm_version, "lmcache": self.lmcache_version})
 
 
 @attrs.frozen
@@ -81,10 +90,15 @@ class Sizing:
     share: GpuShare
     weights: Weights
     gpu: GpuRequest
+    """As the way takes it; where there is none, as it is without KV cache."""
     budget: Budget | None
     """None: no offloading, for the first of the reasons."""
     setup: EngineSetup | None
     reasons: tuple[str, ...]
+    adapter: EngineAdapter | None = None
+    """The way that is taken. None: none is."""
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    """The ways that come first and are not taken: adapter → why not."""
 
     @property
     def max_model_len(self) -> int:
@@ -108,9 +122,18 @@ class Sizing:
         """How many contexts of that length stay in the pool."""
         if self.budget is None:
             return self.resident_without
-        hybrid = ADAPTER.hybrid_manager
-        size = self.share.sequence_bytes(self.context_tokens, hybrid=hybrid)
-        return self.budget.pool_bytes_after // size
+        size = self.share.sequence_bytes(self.context_tokens, hybrid=self.is_hybrid)
+        return max(0, self.budget.pool_bytes_after) // size
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether vLLM keeps its hybrid KV cache manager on."""
+        return self.adapter is None or self.adapter.has_hybrid_manager(self.request.versions)
+
+    @property
+    def beside_bytes(self) -> int:
+        """What the way takes of a GPU outside of vLLM's share, besides the buffer."""
+        return 0 if self.adapter is None else _beside(self.adapter, self.gpu)
 
     @property
     def resident_without(self) -> int:
@@ -123,7 +146,8 @@ class Sizing:
         """What to put behind ``vllm serve MODEL``."""
         if self.budget is None or self.setup is None:
             return ()
-        asked = self.request
+        asked, share = self.request, self.budget.utilization
+        is_default = share == default_utilization(asked.versions.release_of("vllm"))
         sizes = {
             "--tensor-parallel-size": asked.parallel.tensor,
             "--pipeline-parallel-size": asked.parallel.pipeline,
@@ -133,7 +157,7 @@ class Sizing:
             *(part for name, size in sizes.items() if size > 1 for part in (name, str(size))),
             *(("--max-model-len", str(asked.max_model_len)) if asked.max_model_len else ()),
             *(("--kv-cache-dtype", asked.kv_cache_dtype) if asked.kv_cache_dtype != "auto" else ()),
-            *("--gpu-memory-utilization", str(self.budget.utilization)),
+            *(() if is_default else ("--gpu-memory-utilization", str(share))),
             *("--kv-transfer-config", json.dumps(self.setup.kv_transfer_config)),
         )
 
@@ -151,6 +175,13 @@ class Sizing:
         """The plan for programs. Keys stay as they are."""
         geometry, budget = self.geometry, self.budget
         return {
+            "kv_cache": budget is not None,
+            "reason": None if budget else self.reasons[0],
+            "way": self.adapter.name if self.adapter and budget else None,
+            "refused": dict(self.refused),
+            # Both follow from a start command too.
+            "namespace": None,
+            "start_command": None,
             "model": {
                 "name": self.request.model.name,
                 "model_type": geometry.model_type,
@@ -178,9 +209,12 @@ class Sizing:
                 "gpu_memory_bytes": self.gpu.memory_bytes,
                 "weights_bytes_per_gpu": self.gpu.weights_bytes,
                 "weights_source": self.weights.source,
-                "overhead_bytes": self.gpu.overhead_bytes,
+                "overhead_bytes": self.gpu.overhead.likely,
+                "overhead_low_bytes": self.gpu.overhead.low,
+                "overhead_high_bytes": self.gpu.overhead.high,
                 "kv_pool_bytes_before": self.pool_bytes_before,
                 "buffer_bytes": budget.buffer_bytes if budget else 0,
+                "beside_bytes": self.beside_bytes,
                 "kv_pool_bytes_after": self.pool_bytes_after,
                 "gpu_memory_utilization": float(
                     budget.utilization if budget else self.gpu.utilization
@@ -210,7 +244,7 @@ def _check_context(max_model_len: int, tokens: int | None) -> None:
         )
 
 
-def _namespace(request: SizingRequest, geometry: Geometry) -> Namespace:
+def _namespace(request: SizingRequest, geometry: Geometry, adapter: EngineAdapter) -> Namespace:
     """A directory of its own for everything that must not be shared."""
     model = request.model
     written = json.dumps(model.config, sort_keys=True, default=str)
@@ -223,13 +257,14 @@ def _namespace(request: SizingRequest, geometry: Geometry) -> Namespace:
         "vllm": request.vllm_version,
         "lmcache": request.lmcache_version,
         "chunk_tokens": request.chunk_tokens,
+        "format": adapter.storage_format(request.versions),
     })
 
 
-def _host(request: SizingRequest, gpu: GpuRequest) -> HostMemory:
+def _host(request: SizingRequest, adapter: EngineAdapter, gpu: GpuRequest) -> HostMemory:
     """The host memory of each GPU, as much as is of use."""
     return divide_host(
-        ADAPTER.host_need,
+        adapter.host_need,
         HostRequest(
             limit_bytes=None,
             ranks=request.parallel.gpus,
@@ -241,18 +276,22 @@ def _host(request: SizingRequest, gpu: GpuRequest) -> HostMemory:
 
 
 def _setup(
-    request: SizingRequest, geometry: Geometry, gpu: GpuRequest, budget: Budget
+    request: SizingRequest,
+    geometry: Geometry,
+    adapter: EngineAdapter,
+    gpu: GpuRequest,
+    budget: Budget,
 ) -> EngineSetup:
-    namespace = _namespace(request, geometry)
-    setup = ADAPTER.setup(
+    namespace = _namespace(request, geometry, adapter)
+    setup = adapter.setup(
         EngineRequest(
             storage=Settings().mount_point / namespace.name,
             files=PurePosixPath("/"),
             session=namespace.name,
             hash_seed=namespace.hash_seed,
-            versions=Versions({"vllm": request.vllm_version, "lmcache": request.lmcache_version}),
-            buffer_bytes=budget.buffer_bytes,
-            host_bytes=_host(request, gpu).size,
+            versions=request.versions,
+            buffer_bytes=budget.buffer_bytes or None,
+            host_bytes=_host(request, adapter, gpu).size,
             chunk_tokens=request.chunk_tokens,
         )
     )
@@ -264,14 +303,14 @@ def _setup(
     return attrs.evolve(setup, environment=environment)
 
 
-def _notes(request: SizingRequest, geometry: Geometry) -> tuple[str, ...]:
+def _notes(request: SizingRequest, geometry: Geometry, *, hybrid: bool) -> tuple[str, ...]:
     assumed = request.memory_bytes is None
     used = request.parallel.gpus
     idle = request.gpus is not None and request.gpus > used
     return (
         *((f"only {used} of {request.gpus} GPUs are used",) if idle else ()),
         *((f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed",) if assumed else ()),
-        *hybrid_note(geometry),
+        *(() if hybrid else hybrid_note(geometry)),
         *(
             ()
             if request.model.files
@@ -283,8 +322,43 @@ def _notes(request: SizingRequest, geometry: Geometry) -> tuple[str, ...]:
     )
 
 
+def _gpu(
+    request: SizingRequest, share: GpuShare, weights: Weights, tokens: int, *, hybrid: bool
+) -> GpuRequest:
+    """One GPU, before anything of it is given to a way."""
+    memory = request.memory_bytes or ASSUMED_MEMORY_BYTES
+    return GpuRequest(
+        memory_bytes=memory,
+        weights_bytes=share.weights_bytes(weights.total_bytes),
+        context_bytes=share.sequence_bytes(tokens, hybrid=hybrid),
+        context_bytes_without=share.sequence_bytes(tokens, hybrid=True),
+        context_tokens=tokens,
+        chunk_bytes=request.chunk_tokens * share.bytes_per_token_no_hybrid,
+        concurrent_transfers=request.concurrent_transfers,
+        utilization=request.utilization or default_utilization(request.versions.release_of("vllm")),
+        pinned=request.pinned,
+        overhead=overhead_of(read_widths(request.model.config), share, memory, request.versions)
+        if request.overhead_bytes is None
+        else Overhead.exactly(request.overhead_bytes),
+    )
+
+
+def _passed_over(adapter: EngineAdapter, refused: Mapping[str, str]) -> tuple[str, ...]:
+    """Why the ways that come before the one that is taken are not."""
+    order = [way.adapter for way in candidates(Program.VLLM, _DEVICE, Wish())]
+    before = order[: order.index(adapter.name)]
+    return tuple(f"not {name}: {refused[name]}" for name in before if name in refused)
+
+
+def _beside(adapter: EngineAdapter, gpu: GpuRequest) -> int:
+    return adapter.gpu_process_bytes + adapter.gpu_staged_chunks * gpu.chunk_bytes
+
+
 def size(request: SizingRequest) -> Sizing:
     """Plans for sessions of one model.
+
+    The ways are tried in the order in which a session would try them, on a node with GPUDirect
+    Storage.
 
     Raises:
         ModelError: the model cannot be understood, or not be divided so.
@@ -294,7 +368,12 @@ def size(request: SizingRequest) -> Sizing:
     check_vllm(request.vllm_version)
     check_lmcache(request.lmcache_version)
     model = request.model
-    geometry = read_geometry(model.config, file=model.file, kv_cache_dtype=request.kv_cache_dtype)
+    geometry = read_geometry(
+        model.config,
+        file=model.file,
+        kv_cache_dtype=request.kv_cache_dtype,
+        vllm=release_of(request.vllm_version),
+    )
     share = geometry.per_gpu(request.parallel)
     if request.weights_bytes is not None:
         weights = Weights(request.weights_bytes, "as given")
@@ -302,24 +381,35 @@ def size(request: SizingRequest) -> Sizing:
         weights = model.weights or estimate_weights(model.config, model.file)
     tokens = request.max_model_len or geometry.max_model_len
     _check_context(tokens, request.context_tokens)
-    hybrid = ADAPTER.hybrid_manager
-    gpu = GpuRequest(
-        memory_bytes=request.memory_bytes or ASSUMED_MEMORY_BYTES,
-        weights_bytes=share.weights_bytes(weights.total_bytes),
-        context_bytes=share.sequence_bytes(tokens, hybrid=hybrid),
-        context_tokens=tokens,
-        chunk_bytes=request.chunk_tokens * share.bytes_per_token_no_hybrid,
-        concurrent_transfers=request.concurrent_transfers,
-        utilization=request.utilization,
-        pinned=request.pinned,
-        overhead_bytes=request.overhead_bytes,
-    )
+    without = _gpu(request, share, weights, tokens, hybrid=True)
+    refused: dict[str, str] = {}
     try:
         refuse_geometry(geometry)
-        budget = divide(gpu)
+        traits = geometry_traits(geometry) | {Trait.GPUS}
+        if request.parallel.decode_context > 1:
+            traits |= {Trait.CONTEXT_PARALLEL}
+        selection = select(Program.VLLM, _DEVICE, request.versions, traits)
+        refused.update(selection.refused)
+        for adapter in (adapter_named(way.adapter) for way in selection.ways):
+            hybrid = adapter.has_hybrid_manager(request.versions)
+            gpu = _gpu(request, share, weights, tokens, hybrid=hybrid)
+            try:
+                budget = divide(gpu) if adapter.gpu_buffer else keep(gpu, _beside(adapter, gpu))
+                setup = _setup(request, geometry, adapter, gpu, budget)
+            except DeclinedError as e:
+                refused[adapter.name] = str(e)
+                continue
+            reasons = (
+                *budget.notes,
+                *_passed_over(adapter, refused),
+                *_notes(request, geometry, hybrid=hybrid),
+            )
+            return Sizing(
+                request, geometry, share, weights, gpu, budget, setup, reasons, adapter, refused
+            )
+        raise DeclinedError(summary(refused))
     except DeclinedError as e:
-        reasons = (str(e), *_notes(request, geometry))
-        return Sizing(request, geometry, share, weights, gpu, None, None, reasons)
-    setup = _setup(request, geometry, gpu, budget)
-    reasons = (*budget.notes, *_notes(request, geometry))
-    return Sizing(request, geometry, share, weights, gpu, budget, setup, reasons)
+        reasons = (str(e), *_notes(request, geometry, hybrid=True))
+        return Sizing(
+            request, geometry, share, weights, without, None, None, reasons, None, refused
+        )

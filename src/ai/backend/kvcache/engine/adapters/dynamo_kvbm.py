@@ -7,7 +7,14 @@ options are variables (kvbm's package description).
 
 from __future__ import annotations
 
-from ..adapter import EngineAdapter, EngineRequest, EngineSetup, HostNeed
+from ..adapter import (
+    FAIL_REQUEST,
+    FAILS_REQUESTS,
+    EngineAdapter,
+    EngineRequest,
+    EngineSetup,
+    HostNeed,
+)
 from ..loopback import session_loopback
 from ..versions import Versions
 
@@ -19,7 +26,11 @@ _DISK_FOR_HOST = 4
 
 
 class DynamoKvbm(EngineAdapter):
-    """For sessions with GPUs that run Dynamo, or vLLM with Dynamo's block manager."""
+    """For sessions with GPUs that run Dynamo, or vLLM with Dynamo's block manager.
+
+    Only where it is asked for by name: it was seen to hang, and to answer with another request's
+    cache (compatibility.py, kvbm-failed-transfer), and it is being given up (Dynamo#13755).
+    """
 
     name = "dynamo-kvbm"
     packages = ("vllm", "kvbm")
@@ -51,12 +62,14 @@ class DynamoKvbm(EngineAdapter):
             kv_transfer_config={
                 "kv_connector": "DynamoConnector",
                 "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
+                # Whether it loads between steps is not known.
+                "kv_load_failure_policy": FAIL_REQUEST,
                 "kv_connector_module_path": "kvbm.vllm_integration.connector",
             },
             warnings=(
                 "Dynamo's disk tier forgets everything at a restart and shares nothing with other "
                 "sessions; LMCache keeps contexts (connector lmcache-gds or lmcache-posix)",
+                FAILS_REQUESTS,
             ),
         )
 

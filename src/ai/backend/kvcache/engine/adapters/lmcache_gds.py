@@ -38,7 +38,10 @@ _STAGING_BYTES = 5 * GIB
 
 
 class LMCacheGds(EngineAdapter):
-    """For sessions with GPUs."""
+    """For sessions with GPUs and vLLM before 0.26.
+
+    Its temporary names end in eight random characters, so sessions do not meet.
+    """
 
     name = "lmcache-gds"
     packages = ("vllm", "lmcache")

@@ -18,8 +18,10 @@ from typing import Any
 import attrs
 from packaging.version import Version
 
+from ...folder.layout import temporary_directory
 from ...sizes import GIB
 from ..adapter import (
+    COMPUTE_INSTEAD,
     NO_CHECKSUM,
     SHARED_BESIDES_BYTES,
     EngineAdapter,
@@ -42,6 +44,14 @@ START_TIMEOUT_SECONDS = 180
 
 #: Before a server that has ended is started again, so that one that cannot live does no harm.
 _RESTART_PAUSE_SECONDS = 5
+
+#: The CUDA context and the kernels of one more process on a GPU: usually about half a GiB, read and
+#: not measured here.
+_SERVER_GPU_BYTES = 3 * GIB // 4
+
+#: How many chunks the server stages for one rank (platform/devices/cuda/cache_context.py,
+#: _TempGPUBuffer, max_batch_size in 0.5.6).
+_SERVER_GPU_CHUNKS = 4
 
 KEY_FILE = "kv.key"
 LAUNCHER_FILE = "with-server.sh"
@@ -180,7 +190,13 @@ def _launcher(request: EngineRequest, loopback: Loopback, server_arguments: list
 
 
 class LMCacheMultiProcess(EngineAdapter):
-    """For sessions without GPUs; with GPUs where it is asked for.
+    """For sessions without GPUs, and for those with GPUs and vLLM 0.26 or later.
+
+    With GPUs, the server opens the engine's KV cache in GPU memory (CUDA IPC) and copies blocks to
+    and from its own memory, which is the host's. Its tier for GPUDirect Storage (``--gds-l1-path``)
+    takes the place of that memory, excludes the tier of files, and is emptied at each start
+    (distributed/config.py and gds_l1_memory_manager.py of 0.5.6): so contexts go through the
+    host's memory.
 
     Blocks are sealed with AES-GCM where the version can, LMCache's only form on disk that notices a
     changed byte: a damaged block is computed again, where it would otherwise be answered from. The
@@ -194,6 +210,8 @@ class LMCacheMultiProcess(EngineAdapter):
     hash_algorithm = "blake3"
     hybrid_manager = True
     data_parallel = False
+    gpu_process_bytes = _SERVER_GPU_BYTES
+    gpu_staged_chunks = _SERVER_GPU_CHUNKS
     host_need = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True, insists=False)
 
     def has_hybrid_manager(self, versions: Versions) -> bool:
@@ -218,7 +236,7 @@ class LMCacheMultiProcess(EngineAdapter):
             kv_transfer_config={
                 "kv_connector": "LMCacheMPConnector",
                 "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
+                "kv_load_failure_policy": COMPUTE_INSTEAD,
                 **self._module(request.versions),
                 "kv_connector_extra_config": {
                     "lmcache.mp.host": f"tcp://{loopback.host}",
@@ -236,7 +254,12 @@ class LMCacheMultiProcess(EngineAdapter):
     def _server_arguments(
         self, request: EngineRequest, release: _Release, loopback: Loopback
     ) -> list[str]:
-        storage: dict[str, Any] = {"type": "fs", "base_path": str(request.storage)}
+        storage: dict[str, Any] = {
+            "type": "fs",
+            "base_path": str(request.storage),
+            # By itself, all sessions use one name for the same block (LMCache#2517).
+            "relative_tmp_dir": temporary_directory(request.session),
+        }
         if request.io_threads is not None:
             # The same files, read and written by threads of its own.
             storage |= {"type": "fs_native", "num_workers": request.io_threads}

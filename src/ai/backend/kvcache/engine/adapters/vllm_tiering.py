@@ -8,9 +8,11 @@ read in that way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..adapter import (
+    COMPUTE_INSTEAD,
     NO_CHECKSUM,
     SHARED_BESIDES_BYTES,
     EngineAdapter,
@@ -18,11 +20,17 @@ from ..adapter import (
     EngineSetup,
     HostNeed,
 )
+from ..traits import Trait
 from ..versions import Versions
+
+#: Blocks of a chunk where layers have blocks of different sizes, so that no number of tokens can be
+#: said (distributed/kv_transfer/kv_connector/v1/offloading/config.py). vLLM's own blocks have 16
+#: tokens.
+_CHUNK_BLOCKS = 16
 
 
 class VllmTiering(EngineAdapter):
-    """For sessions with GPUs whose image has no LMCache, or where it is asked for."""
+    """For sessions with GPUs whose image has no LMCache that is right for its vLLM."""
 
     name = "vllm-tiering"
     packages = ("vllm",)
@@ -46,11 +54,11 @@ class VllmTiering(EngineAdapter):
             kv_transfer_config={
                 "kv_connector": "OffloadingConnector",
                 "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
+                "kv_load_failure_policy": COMPUTE_INSTEAD,
                 "kv_connector_extra_config": {
                     "spec_name": "TieringOffloadingSpec",
                     "cpu_bytes_to_use": request.host_bytes,
-                    "block_size": self.chunk_tokens,
+                    **self._chunk(request),
                     "secondary_tiers": [tier],
                 },
             },
@@ -59,6 +67,11 @@ class VllmTiering(EngineAdapter):
             insists_on_shared_memory=True,
             warnings=(NO_CHECKSUM,),
         )
+
+    def _chunk(self, request: EngineRequest) -> Mapping[str, int]:
+        if Trait.UNEQUAL_HEADS in request.traits:
+            return {"blocks_per_chunk": _CHUNK_BLOCKS}
+        return {"block_size": self.chunk_tokens}
 
 
 ADAPTER = VllmTiering()
