@@ -166,9 +166,9 @@ def _fields(word: Word, variables: Variables) -> list[str]:
     current: str | None = None
     for piece in _tilde(word.pieces, variables):
         if _is_several(piece):
-            if variables.positional is None or piece.operator or len(word.pieces) > 2:
-                raise _UnknownError
-            if piece.is_quoted and piece.text == "*":
+            alone = [p for p in word.pieces if p != Piece(Kind.TEXT, "", is_quoted=True)]
+            is_joined = piece.is_quoted and piece.text == "*"
+            if variables.positional is None or piece.operator or is_joined or len(alone) > 1:
                 raise _UnknownError
             if piece.is_quoted:
                 return list(variables.positional)

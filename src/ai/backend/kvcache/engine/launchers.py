@@ -32,6 +32,8 @@ _STARTS: Mapping[tuple[str, ...], Program] = {
     ("python", "-m", "dynamo.vllm"): Program.DYNAMO,
 }
 
+_MOST_LAUNCHERS = 12
+
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 #: Options of Python that change nothing of what the plugin tells. Not -E and -I: they have Python
@@ -214,9 +216,12 @@ def skip_launchers(words: Sequence[str]) -> tuple[int, Mapping[str, str]]:
     """
     assigned: dict[str, str] = {}
     at = 0
-    while at < len(words) and (length := _launcher_length(words[at:], assigned)):
+    for _ in range(_MOST_LAUNCHERS):
+        length = _launcher_length(words[at:], assigned) if at < len(words) else 0
+        if length == 0:
+            return at, assigned
         at += length
-    return at, assigned
+    raise StartCommandError(f"more than {_MOST_LAUNCHERS} programs start one another")
 
 
 def find_launch(words: Sequence[str]) -> Launch | None:

@@ -25,6 +25,7 @@ _DEEPEST = 8
 #: Longest first. ``<(`` and ``>(`` begin a word and are not among them.
 _OPERATOR = re.compile(r"&>>|<<<|<<-|&&|\|\||;;|;&|\|&|&>|>>|>&|>\||<&|<>|<<|[\n|&;()<>]")
 
+_CUT_VARIABLE = re.compile(r"\$[A-Za-z0-9_{]*\\\n[A-Za-z0-9_{(]")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|([0-9@*#?$!-]))")
 _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(:?[-=?+])?")
 
@@ -142,6 +143,8 @@ class _Reader:
                 raise StartCommandError("it ends in a backslash")
             self._at += 2
             text = line[at + 1]
+            if text == "\n" and line[at + 2 : at + 3] not in ("", " ", "\t", "\n"):
+                raise StartCommandError("a word goes on in the next line")
             return [] if text == "\n" else [Piece(Kind.TEXT, text, is_quoted=True)]
         if line[at] == "'":
             end = line.find("'", at + 1)
@@ -207,8 +210,9 @@ class _Reader:
             return self._opaque(_OTHER_BRACED, is_quoted)
         if line.startswith("$[", start) or (not is_quoted and line.startswith(('$"', "$'"), start)):
             raise StartCommandError(f"{line[start : start + 2]} is not understood")
+        # In a word with a sign that begins nothing, bash does not split expansions as elsewhere.
         self._at += 1
-        return Piece(Kind.TEXT, "$", is_quoted=True)
+        return Piece(Kind.OPAQUE, "$", is_quoted)
 
     def _opaque(self, pattern: re.Pattern[str], is_quoted: bool) -> Piece:
         found = pattern.match(self._line, self._at)
@@ -281,6 +285,8 @@ def tokens_of(line: str, *, is_bash: bool) -> list[Word | Operator]:
     Raises:
         StartCommandError: the line is too long, or has a part that is not understood.
     """
+    if _CUT_VARIABLE.search(line):
+        raise StartCommandError("the name of a variable goes on in the next line")
     if len(line) > _LONGEST_LINE or "\0" in line:
         raise StartCommandError(f"it has more than {_LONGEST_LINE} characters, or a NUL")
     return list(_Reader(line, is_bash).tokens())

@@ -9,16 +9,18 @@ from typing import Any
 
 _MASK = "***"
 
-#: What an option, a variable, a header or a field is called that holds a secret.
+#: What an option, a variable, a header or a field is called that holds a secret. Repetitions have
+#: bounds, so that long texts take no longer than they have to.
 _NAME = (
-    r"(?:[A-Za-z0-9]+[_.-])*(?:\w*api-?key|key|token|secret|password|passwd|passphrase|pass|"
-    r"credentials?|authorization|signature|sig)(?:[_-]id)?"
+    r"(?:[A-Za-z0-9]{1,40}[_.-]){0,8}(?:\w{0,40}api[_-]?keys?|key|token|secrets?|passwords?|passwd|"
+    r"passphrase|pass|credentials?|authorization|signature|sig)(?:[_-]id)?"
 )
 
 #: One word of a shell's line: parts in quotes of all kinds, escaped characters and others. A quote
 #: without an end goes to the end of the line.
 _WORD = (
-    r"(?:\$?'(?:\\.|[^'\\])*'|'[^']*(?:'|\Z)|\\\"(?:(?!\\\").)*(?:\\\"|\Z)|\$?\"(?:\\.|[^\"\\])*(?:\"|\Z)|"
+    r"(?:\$?'(?:\\.|[^'\\])*'|'[^']*(?:'|\Z)|\\\"(?:(?!\\\").)*(?:\\\"|\Z)|"
+    r"\$?\"(?:\\.|[^\"\\])*(?:\"|\Z)|"
     r"\\.|[^\s'\"\\;|&<>])+"
 )
 _BLANK = r"(?:\s|\\\n)"
@@ -38,7 +40,9 @@ _BEARER = re.compile(rf"(\bbearer{_BLANK}+){_WORD}", _FLAGS)
 
 #: A field of JSON, whose quotes may be escaped; its value may be a list.
 _FIELD = re.compile(
-    rf"((\\*[\"']){_NAME}\2\s*:\s*)(?:\[[^\]]*(?:\]|\Z)|(\\*[\"']).*?(?:\3|\Z)|[^\s,}}\]]+)", _FLAGS
+    rf"((\\{{0,7}}[\"']){_NAME}\2\s*:\s*)"
+    r"(?:\[[^\]]*(?:\]|\Z)|(\\{0,7}[\"']).*?(?:\3|\Z)|[^\s,}\]]+)",
+    _FLAGS,
 )
 
 #: Who logs in by an address.
