@@ -312,9 +312,10 @@ def simple_commands(tokens: list[Word | Operator]) -> Iterator[Simple]:
             raise StartCommandError(f"{token.text!r} stands where a file should")
         if token.text in _REDIRECTIONS:
             # A number directly in front of it is a file descriptor and no word.
-            if words and words[-1].end == token.start and re.fullmatch("[0-9]+", words[-1].raw):
+            touches = bool(words) and words[-1].end == token.start and token.text[0] != "&"
+            if touches and re.fullmatch("[0-9]+", words[-1].raw):
                 words.pop()
-            elif words and words[-1].end == token.start and words[-1].raw.startswith("{"):
+            elif touches and words[-1].raw.startswith("{"):
                 raise StartCommandError(f"{words[-1].raw}{token.text} is not understood")
             is_redirected, is_target = True, True
         elif token.text in ("(", ")", ";;", ";&") or token.text.startswith("<<"):
