@@ -26,7 +26,6 @@ from unittest.mock import MagicMock
 from answering import answer_question, options_of
 from sglang_arguments import stand_in
 
-
 #: Kernels from which an older SGLang's parser takes one number. They ask Triton for a GPU.
 _KERNELS = "sglang.srt.layers.attention.fla.chunk_delta_h"
 

@@ -16,6 +16,7 @@ from ai.backend.kvcache.cli import kvcache
 REFERENCE = (
     "--tensor-parallel", "8", "--gpu-memory", "80GiB", "--weights", "128GiB", "--overhead", "3GiB",
     "--gpu-memory-utilization", "0.9", "--max-model-len", "262144",
+    "--vllm-version", "0.20.2", "--lmcache-version", "0.4.6",
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ class TestFormats:
             "left free 8 GiB 8 GiB",
             "gpu_memory_utilization 0.9 0.6",
             "contexts of 262,144 tokens 4 2",
-            "KV cache: yes",
+            "KV cache: yes, lmcache-gds",
         ):
             assert line in lines
 
@@ -98,6 +99,35 @@ class TestFormats:
             "max_local_cpu_size": 5.0,
             "gds_buffer_size": 24_576,
         }
+
+    def test_the_newest_versions(self) -> None:
+        newest = REFERENCE[: REFERENCE.index("--vllm-version")]
+        lines = [" ".join(line.split()) for line in plan(
+            "devstral-2-123b", *newest
+        ).stdout.splitlines()]  # fmt: skip
+        for line in (
+            "KV pool 53 GiB 53 GiB",
+            "transfer buffer - -",
+            "LMCache's server - 0.79 GiB",
+            "left free 8 GiB 7.21 GiB",
+            "gpu_memory_utilization 0.9 0.9",
+            "contexts of 262,144 tokens 4 4",
+            "KV cache: yes, lmcache-mp",
+        ):
+            assert line in lines
+        assert not any("--format env" in line for line in lines)
+
+    @pytest.mark.parametrize("output", ["env", "yaml"])
+    def test_a_way_without_variables(self, output: str) -> None:
+        result = plan("devstral-2-123b", "--gpus", "8", "--format", output)
+        assert result.exit_code == 0
+        assert result.stdout == ""
+        assert "# lmcache-mp takes neither variables nor a file" in result.stderr
+
+    def test_an_estimated_overhead_has_bounds(self) -> None:
+        text = plan("devstral-2-123b", "--gpus", "8").stdout
+        assert "the overhead is an estimate, 1." in text
+        assert "the overhead is an estimate" not in plan("devstral-2-123b", *REFERENCE).stdout
 
     def test_list_of_models(self) -> None:
         result = plan("--list-models")

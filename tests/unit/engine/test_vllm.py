@@ -141,7 +141,7 @@ class TestReadArguments:
             *("--max-num-batched-tokens", "8k", "--max-num-seqs", "64", "-pcp", "2"),
             *("--enable-prompt-embeds", "--attention-backend", "FLASHINFER"),
         ])
-        # 20 × 2^30 bytes: a capital letter is a power of two.
+        # 20 x 2^30 bytes: a capital letter is a power of two.
         assert told.kv_cache_memory_bytes == 21_474_836_480
         assert told.num_gpu_blocks_override == 4096
         assert (told.cpu_offload_gb, told.swap_space) == (1.5, 16.0)

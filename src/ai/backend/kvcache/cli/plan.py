@@ -257,9 +257,22 @@ def _plan_figures(models: Sequence[str], output: str, said: Mapping[str, Any]) -
     if output in _SETTINGS and len(models) > 1:
         raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
     sizings = [size(sizing_request(_open(model, models), **said)) for model in models]
-    notes = (*sizings[0].geometry.warnings, *sizings[0].reasons) if output in _SETTINGS else ()
+    notes: tuple[str, ...] = ()
+    if output in _SETTINGS:
+        (sizing,) = sizings
+        notes = (*_without_settings(sizing), *sizing.geometry.warnings, *sizing.reasons)
     _echo(_FORMATS[output](sizings), notes)
     return all(sizing.budget is not None for sizing in sizings)
+
+
+def _without_settings(sizing: Sizing) -> tuple[str, ...]:
+    """What to say where nothing is printed although KV cache is planned."""
+    if sizing.adapter is None or sizing.environment or sizing.lmcache_config:
+        return ()
+    return (
+        f"{sizing.adapter.name} takes neither variables nor a file of LMCache's; with a start "
+        "command behind --, what the engine is told is printed",
+    )
 
 
 def _plan_command(

@@ -126,12 +126,16 @@ def sizing_text(sizing: Sizing) -> str:
         f"  from {model.origin}",
         f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
     ]
-    verdict = "KV cache: yes" if sizing.budget else f"KV cache: no, because {sizing.reasons[0]}"
+    verdict = (
+        f"KV cache: yes, {sizing.adapter.name}"
+        if sizing.adapter
+        else f"KV cache: no, because {sizing.reasons[0]}"
+    )
     overhead = sizing.gpu.overhead
     uncertain = (
         [
-            f"  overhead is estimated: {_size(overhead.low)} to {_size(overhead.high)}; "
-            "vLLM prints at its start what it measures"
+            f"  the overhead is an estimate, {_size(overhead.low)} to {_size(overhead.high)}; "
+            "vLLM measures it when it starts"
         ]
         if overhead.low != overhead.high
         else []
@@ -139,7 +143,7 @@ def sizing_text(sizing: Sizing) -> str:
     notes = [
         f"  {note}" for note in (*geometry.warnings, *sizing.reasons[0 if sizing.budget else 1 :])
     ]
-    hint = ["  --format env and --format yaml print the settings"] if sizing.budget else []
+    hint = ["  --format env and --format yaml print the settings"] if sizing.environment else []
     return "\n\n".join((
         "\n".join(head),
         table(_cache_rows(sizing)),

@@ -155,9 +155,11 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
     taken = int(request.utilization * request.memory_bytes)
     if request.fixed_pool_bytes is not None:
         taken = request.weights_bytes + request.overhead.likely + request.fixed_pool_bytes
-    left = request.memory_bytes - taken
-    if left < beside_bytes:
-        lower = _utilization_beside(request, Decimal(1), beside_bytes)
+    left = max(0, request.memory_bytes - taken - request.overhead.graphs_beside_likely)
+    if beside_bytes and left < beside_bytes:
+        lower = _utilization_beside(
+            request, Decimal(1), beside_bytes + request.overhead.graphs_beside_likely
+        )
         remedy = (
             "lower --kv-cache-memory-bytes"
             if request.fixed_pool_bytes is not None
@@ -165,7 +167,7 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
         )
         raise DeclinedError(
             f"this way takes about {gib(beside_bytes)} of each GPU beside vLLM, which leaves "
-            f"{gib(max(0, left))}; {remedy}"
+            f"{gib(left)}; {remedy}"
         )
     return _result(request, 0, request.utilization)
 
@@ -204,14 +206,11 @@ def _refuse_what_cannot_start(request: GpuRequest) -> None:
             f"{gib(request.overhead.low)} of overhead do not fit into {request.utilization} of "
             f"{gib(request.memory_bytes)} per GPU, {_NO_START}; use more or larger GPUs"
         )
-    if pool < least:
-        problem = f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}"
-        if request.fits_length:
-            raise DeclinedError(
-                f"{problem}. With --max-model-len auto vLLM shortens contexts to what fits, and a "
-                "transfer buffer would shorten them further; give a --max-model-len that fits"
-            )
-        raise DeclinedError(f"{problem}, {_NO_START}; {remedy}")
+    if pool < least and not request.fits_length:
+        raise DeclinedError(
+            f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}, "
+            f"{_NO_START}; {remedy}"
+        )
 
 
 def _is_exact(request: GpuRequest) -> bool:
@@ -389,7 +388,9 @@ def _no_room(request: GpuRequest, wanted: int, largest: int) -> str:
     remedy = "ask for a smaller buffer, or " if smaller else ""
     leaves = "leaves" if _is_exact(request) else "could leave"
     shortened = (
-        ", and with --max-model-len auto vLLM would shorten contexts" if request.fits_length else ""
+        ", and with --max-model-len auto vLLM would make contexts shorter"
+        if request.fits_length
+        else ""
     )
     return (
         f"a transfer buffer of {gib(wanted)} per GPU {leaves} vLLM's KV pool less than one "

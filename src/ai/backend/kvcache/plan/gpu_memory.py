@@ -68,6 +68,7 @@ def overhead_of(
         low=min(newest.low, oldest.low),
         high=max(newest.high, oldest.high),
         graphs_beside=max(newest.graphs_beside, oldest.graphs_beside),
+        graphs_beside_likely=max(newest.graphs_beside_likely, oldest.graphs_beside_likely),
     )
 
 

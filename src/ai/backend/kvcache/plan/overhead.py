@@ -90,6 +90,7 @@ class Overhead:
     high: int
     graphs_beside: int = 0
     """CUDA graphs that lie outside of vLLM's share, at the most."""
+    graphs_beside_likely: int = 0
 
     @classmethod
     def exactly(cls, size: int) -> Overhead:
@@ -201,4 +202,5 @@ def estimate_overhead(
         + talk * 3 // 2
         + (most_graphs if counted else 0),
         graphs_beside=0 if certain else most_graphs,
+        graphs_beside_likely=0 if certain or counted else graphs,
     )

@@ -14,7 +14,7 @@ import xxhash
 from ..engine.adapter import EngineAdapter, EngineRequest, EngineSetup
 from ..engine.command import Program
 from ..engine.lmcache import CHUNK_TOKENS, CONFIG_VARIABLE
-from ..engine.select import Wish, adapter_named, candidates, select, summary
+from ..engine.select import adapter_named, select, summary
 from ..engine.traits import Trait
 from ..engine.versions import (
     BUFFER_OPTIONS,
@@ -343,9 +343,10 @@ def _gpu(
     )
 
 
-def _passed_over(adapter: EngineAdapter, refused: Mapping[str, str]) -> tuple[str, ...]:
+def _passed_over(
+    adapter: EngineAdapter, order: tuple[str, ...], refused: Mapping[str, str]
+) -> tuple[str, ...]:
     """Why the ways that come before the one that is taken are not."""
-    order = [way.adapter for way in candidates(Program.VLLM, _DEVICE, Wish())]
     before = order[: order.index(adapter.name)]
     return tuple(f"not {name}: {refused[name]}" for name in before if name in refused)
 
@@ -401,7 +402,7 @@ def size(request: SizingRequest) -> Sizing:
                 continue
             reasons = (
                 *budget.notes,
-                *_passed_over(adapter, refused),
+                *_passed_over(adapter, selection.order, refused),
                 *_notes(request, geometry, hybrid=hybrid),
             )
             return Sizing(
