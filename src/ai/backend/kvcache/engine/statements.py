@@ -141,7 +141,7 @@ class Surroundings:
             )
         elif name in (".", "source"):
             if not texts or PurePosixPath(texts[0]).name not in _PREPARING:
-                raise StartCommandError(f"it is not known what {texts[:1]} sets")
+                raise StartCommandError(f"it is not known what {' '.join(texts)[:80]} sets")
         elif name == "set":
             self._set(texts)
         elif name == "unset":
