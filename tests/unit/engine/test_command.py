@@ -6,9 +6,11 @@ these and of others of their kinds what is read, or why nothing is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -76,7 +78,8 @@ class RealShells:
 
     STUBS = ("vllm", "sglang", "python", "python3", "python3.12")
     #: Their options are read by their manuals, so here they record their arguments as well.
-    LAUNCHERS = ("uv", "numactl", "tini", "dumb-init", "conda", "opentelemetry-instrument")
+    LAUNCHERS = ("uv", "numactl", "conda", "opentelemetry-instrument")
+    INITS = ("tini", "dumb-init")
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -87,6 +90,12 @@ class RealShells:
         for stub in (*self.STUBS, *self.LAUNCHERS):
             path = programs / stub
             path.write_text('#!/bin/sh\nprintf "%s\\0" "$@" > "$RECORD"\n')
+            path.chmod(0o755)
+        for init in self.INITS:
+            path = programs / init
+            path.write_text(
+                '#!/bin/sh\nwhile :; do case "$1" in -*) shift;; *) exec "$@";; esac; done\n'
+            )
             path.chmod(0o755)
         (programs / "sleep").symlink_to("/bin/true")
         (programs / "activate").touch()
@@ -99,8 +108,7 @@ class RealShells:
         here: list[str] = []
         for word in words:
             for place, ours in places.items():
-                if str(self._directory) not in word:
-                    word = word.replace(place, f"<{ours}>")
+                word = re.sub(rf"(?<![\w~]){place}\b", f"<{ours}>", word)
             for ours in places.values():
                 word = word.replace(f"<{ours}>", str(self._directory / ours))
             here.append(word)
@@ -120,8 +128,9 @@ class RealShells:
         self._record.unlink(missing_ok=True)
         subprocess.run(
             command,
-            env=environ, cwd=self._directory / "work", stdin=subprocess.DEVNULL,
-            capture_output=True, check=False, timeout=20,
+            # What the reader is not told of, as if an image had set it.
+            env={**environ, "API_KEY": "k", "PORT": "1"}, cwd=self._directory / "work",
+            stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20,
         )  # fmt: skip
         if not self._record.exists():
             return None
@@ -146,8 +155,8 @@ class TestAgainstRealShells:
     ) -> None:
         """The engine gets what is said; of the changed command exactly what was added besides."""
         command = shells.here(row["command"])
-        environ = shells.environ | row.get("environ", {})
-        environ = {n: shells.here([value])[0] for n, value in environ.items()}
+        told = {n: shells.here([value])[0] for n, value in row.get("environ", {}).items()}
+        environ = {**shells.environ, **told}
         found = find_engine(command, (), environ)
         given = shells.given(command, environ)
         assert given is not None
@@ -178,8 +187,8 @@ class TestAgainstRealShells:
     def test_any_line(self, shells: RealShells) -> None:
         """Lines at random: what is read for certain is what bash really gives."""
         atoms = [
-            *"ab1-=./'\"\\${}:~#\n\t;|&>`*?[]!", " ", " ", "$A", "${E}", '"$B"', "${X:-d}", "${A:+z}",
-            "$((2*N))", "$'a\\n'", "'q r'", "\\\n", "\\ ", " -tp 8", "2>&1", "| tee l", "# c",
+            *"ab1-=./'\"\\${}:~#\n\t;|&>`*?[]!", " ", " ", "$A", "${E}", '"$B"', "${X:-d}",
+            "${A:+z}", "$((2*N))", "$'a\\n'", "'q r'", "\\\n", "\\ ", " -tp 8", "2>&1", "| tee l", "# c",
             "C=4 ", "$C", "$S", '"$@"', "$1", "$*", "\r", "é", "=~", "{a,b}", "$Q", "8>", " &> o",
         ]  # fmt: skip
         chosen = random.Random(20)
@@ -277,9 +286,7 @@ class TestAnyText:
     )
     def test_takes_no_time(self, text: str) -> None:
         start = time.process_time()
-        try:
+        with contextlib.suppress(StartCommandError):
             find_engine(["bash", "-c", text], (), {"A": "1"})
-        except StartCommandError as e:
-            assert len(str(e)) < 200
         # Milliseconds in truth; a second would keep other sessions waiting.
         assert time.process_time() - start < 1
