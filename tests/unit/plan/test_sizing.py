@@ -16,7 +16,8 @@ from ai.backend.kvcache.errors import KVCacheError, ModelError, SizeError
 from ai.backend.kvcache.model.catalog import catalog
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import ModelSource, open_model
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 from ai.backend.kvcache.sizes import GIB
 
 MutatedModels = Callable[[int], Iterator[Any]]

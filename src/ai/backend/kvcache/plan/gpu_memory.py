@@ -124,6 +124,11 @@ def refuse_unclear_memory(arguments: EngineArguments) -> None:
     if arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None:
         return
     remedy = "give --gpu-memory-utilization a share that leaves room for a transfer buffer"
+    if "--enable-expert-parallel" in arguments.weights_changes and not arguments.enforce_eager:
+        raise DeclinedError(
+            "--enable-expert-parallel: vLLM may reserve tens of GiB for CUDA graphs then "
+            f"(vLLM#45178, vLLM#53013), so its share of the GPU is not lowered; {remedy}"
+        )
     if arguments.memory_additions:
         raise DeclinedError(
             f"{' and '.join(arguments.memory_additions)}: how much of a GPU the engine takes then "

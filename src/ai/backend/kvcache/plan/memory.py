@@ -15,7 +15,8 @@ from ..model.parallel import GpuShare, Parallel
 from ..policy.request import BUFFER
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
-from .budget import Budget, GpuRequest, default_utilization, divide, keep
+from .budget import divide, keep
+from .gpu import Budget, GpuRequest, default_utilization
 from .gpu_memory import (
     engine_load,
     host_bytes_besides,
