@@ -24,8 +24,12 @@ _GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 #: config/speculative.py). Names of families that end in "_mtp" are the same as "mtp".
 _WITHOUT_DRAFT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "mtp")
 
-#: How much smaller weights may become when the engine quantizes them while it loads: 16 bits to 4.
+#: Options with which weights may become smaller while they are loaded: 16 bits to 4 at the most.
+_MAKE_SMALLER = frozenset({"--quantization", "-q", "--load-format"})
 _QUANTIZED_PART = 4
+
+#: Options with which experts are divided over the engines of a session too.
+_DIVIDE_FURTHER = frozenset({"--enable-expert-parallel"})
 
 
 def engine_load(arguments: EngineArguments, environ: Mapping[str, str]) -> EngineLoad:
@@ -92,18 +96,14 @@ def weights_on_gpu(
     there, or make the weights smaller, they count in full, and nothing is concluded from that.
     """
     size = share.weights_bytes(total_bytes)
-    offloaded = min(size, int(arguments.cpu_offload_gb * GIB))
-    spared = 0
     changes = set(arguments.weights_changes)
-    if changes & {"--quantization", "-q", "--load-format"}:
-        spared = size - size // _QUANTIZED_PART
-    if engines > 1 and "--enable-expert-parallel" in changes:
-        # Experts are divided over the engines too.
-        spared = max(spared, size - size // engines)
-    changes -= {"--quantization", "-q", "--load-format", "--enable-expert-parallel"}
-    if changes:
-        return GpuWeights(size, size)
-    return GpuWeights(size - offloaded, min(spared, size - offloaded))
+    if changes - _MAKE_SMALLER - _DIVIDE_FURTHER:
+        return GpuWeights(size, spared=size)
+    kept = size - min(size, int(arguments.cpu_offload_gb * GIB))
+    parts = _QUANTIZED_PART if changes & _MAKE_SMALLER else 1
+    if changes & _DIVIDE_FURTHER:
+        parts *= engines
+    return GpuWeights(kept, spared=kept - kept // parts)
 
 
 def refuse_unclear_memory(arguments: EngineArguments) -> None:
