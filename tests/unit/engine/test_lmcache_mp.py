@@ -87,7 +87,12 @@ class TestServer:
     def test_threads(self, io_threads: int | None, storage: dict[str, Any]) -> None:
         arguments = server_arguments(request("0.4.6", io_threads=io_threads))
         told = json.loads(arguments[arguments.index("--l2-adapter") + 1])
-        assert told == {**storage, "base_path": str(REQUEST.storage)}
+        assert told == {
+            **storage,
+            "base_path": str(REQUEST.storage),
+            # A session's own, so that two that store one block do not write to one file.
+            "relative_tmp_dir": ".tmp-5f0c2f3e-0000-4000-8000-000000000000",
+        }
 
     def test_connection(self) -> None:
         setup = ADAPTER.setup(REQUEST)

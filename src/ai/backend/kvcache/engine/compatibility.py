@@ -89,7 +89,7 @@ KNOWN_PROBLEMS = (
         ("lmcache-mp",),
         "this LMCache does not know the shape in which this vLLM keeps its KV cache on CPUs, and "
         "the engine ends",
-        "run: LMCache 0.4.6 with vLLM 0.25.1 on CPUs",
+        "read, and reported by a user: LMCache 0.4.6 with vLLM 0.25.1",
         {"vllm": ">=0.25", "lmcache": "<0.4.7"},
         lacking={Trait.GPUS},
         remedy=_LMCACHE_0_5_6,
@@ -129,7 +129,7 @@ KNOWN_PROBLEMS = (
         "LMCache inside vLLM restores latent vectors wrongly where they lie in the layout HND: by "
         "VLLM_KV_CACHE_LAYOUT, by an attention backend of FlashInfer or TokenSpeed, or by vLLM's "
         "own choice on GPUs of the Blackwell generation",
-        "emulated with LMCache 0.5.6; read: get_required_kv_cache_layout of vLLM 0.26.0",
+        "emulated: NHD is restored, HND is not; read: get_required_kv_cache_layout of vLLM 0.26.0",
         {"vllm": ">=0.26"},
         having={Trait.LATENT, Trait.HEADS_FIRST},
         remedy=_OTHER_WAYS,

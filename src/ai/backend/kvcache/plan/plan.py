@@ -48,7 +48,7 @@ class Plan:
     """The command to run where the plugin could not add the arguments itself."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     refused: Mapping[str, str] = attrs.field(factory=dict)
-    """The ways that were considered and not taken: adapter → why not."""
+    """The ways that the session cannot go: adapter → why not."""
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
 
