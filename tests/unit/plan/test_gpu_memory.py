@@ -133,6 +133,11 @@ class TestBlocks:
         # A fixed share does not help: the pool has nothing to do with it.
         refused(started("--num-gpu-blocks-override=1000", "--gpu-memory-utilization", "0.5"))
 
+    def test_a_size_from_an_earlier_start_may_leave_no_room(self, started: Decide) -> None:
+        why = refused(started(environ={"VLLM_ENABLE_STARTUP_PLAN": "1"}))
+        assert "from an earlier start" in why
+        assert started(environ={"VLLM_ENABLE_STARTUP_PLAN": "0"}).plan.adapter == "lmcache-gds"
+
 
 class TestWeightsInHostMemory:
     def test_they_take_no_gpu_memory(self, started: Decide) -> None:

@@ -20,6 +20,10 @@ from .overhead import EngineLoad, Overhead, estimate_overhead
 #: Set to 0, it has vLLM leave no room for CUDA graphs (vllm/envs.py).
 _GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
+#: With it, vLLM keeps the size of its pool from one start to the next (v1/worker/startup_plan.py,
+#: from 0.26 on).
+_PLAN_VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
+
 #: Ways to guess tokens that need no weights besides those of the checkpoint (vLLM,
 #: config/speculative.py). Names of families that end in "_mtp" are the same as "mtp".
 _WITHOUT_DRAFT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "mtp")
@@ -106,7 +110,7 @@ def weights_on_gpu(
     return GpuWeights(kept, spared=kept - kept // parts)
 
 
-def refuse_unclear_memory(arguments: EngineArguments) -> None:
+def refuse_unclear_memory(arguments: EngineArguments, environ: Mapping[str, str]) -> None:
     """Some options leave open how much room there is for a transfer buffer.
 
     A buffer that is taken from vLLM's share could then keep the engine from starting. A share that
@@ -115,6 +119,11 @@ def refuse_unclear_memory(arguments: EngineArguments) -> None:
     Raises:
         DeclinedError: such an option was given; the message says what to do.
     """
+    if environ.get(_PLAN_VARIABLE, "0") not in ("", "0"):
+        raise DeclinedError(
+            f"{_PLAN_VARIABLE} has vLLM take the size of its KV pool from an earlier start, which "
+            "may have had no transfer buffer beside it; remove it, or give --kv-cache-memory-bytes"
+        )
     if arguments.num_gpu_blocks_override is not None:
         raise DeclinedError(
             f"--num-gpu-blocks-override {arguments.num_gpu_blocks_override} gives vLLM's KV pool "

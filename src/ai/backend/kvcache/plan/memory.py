@@ -107,7 +107,7 @@ def _divide_gpu(
         return None
     arguments, adapter, share = start.arguments, context.adapter, context.share
     if adapter.gpu_buffer:
-        refuse_unclear_memory(arguments)
+        refuse_unclear_memory(arguments, session.environ)
     weights = weights_on_gpu(arguments, share, context.engines, context.model.weights.total_bytes)
     default = default_utilization(context.versions.release_of("vllm"))
     request = GpuRequest(
