@@ -156,7 +156,7 @@ class TestReference:
         assert sizing.budget is not None
         assert sizing.budget.buffer_bytes == 44 * GIB
         # which leaves 9 GiB, too few for a context of 11, so that ordinary files are taken
-        assert "less than one context" in size(large).reasons[0]
+        assert "less than one context" in size(large).refused["lmcache-gds"]
 
 
 class TestWeights:
@@ -280,8 +280,7 @@ class TestWays:
 
     def test_why_a_better_one_is_not_taken(self, reference: SizingRequest) -> None:
         sizing = size(attrs.evolve(reference, vllm_version="0.32.0", lmcache_version="0.5.4"))
-        assert any(r.startswith("not lmcache-mp: vLLM 0.32.0 with") for r in sizing.reasons)
-        assert not any(r.startswith("not lmcache-gds") for r in sizing.reasons)
+        assert sizing.refused["lmcache-mp"].startswith("vLLM 0.32.0 with LMCache 0.5.4")
 
     def test_a_server_takes_memory_beside_vllm(self, reference: SizingRequest) -> None:
         newest = attrs.evolve(

@@ -306,14 +306,6 @@ def _gpu(
     )
 
 
-def _passed_over(
-    adapter: EngineAdapter, order: tuple[str, ...], refused: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Why the ways that come before the one that is taken are not."""
-    before = order[: order.index(adapter.name)]
-    return tuple(f"not {name}: {refused[name]}" for name in before if name in refused)
-
-
 def _beside(adapter: EngineAdapter, gpu: GpuRequest) -> int:
     return adapter.gpu_process_bytes + adapter.gpu_staged_chunks * gpu.chunk_bytes
 
@@ -365,7 +357,6 @@ def size(request: SizingRequest) -> Sizing:
                 continue
             reasons = (
                 *budget.notes,
-                *_passed_over(adapter, selection.order, refused),
                 *_notes(request, geometry, hybrid=hybrid),
             )
             return Sizing(
