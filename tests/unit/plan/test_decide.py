@@ -717,7 +717,7 @@ class TestNewerVersionsOnGpus:
         gpu_gib: int,
         adapter: str | None,
     ) -> None:
-        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)
+        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=200 * GIB)
         session = on_gpus(
             "0.29.0",
             "0.5.2",

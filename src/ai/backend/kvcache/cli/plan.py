@@ -16,7 +16,8 @@ from ..engine.vllm import CONFIG_FILE
 from ..errors import KVCacheError, ModelError
 from ..model.source import ModelSource, open_model
 from ..plan.ask import description, sizing_request
-from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
+from ..plan.sizing import Sizing, size
+from ..plan.sizing_request import ASSUMED_MEMORY_BYTES
 from ..plan.trial import try_start
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib

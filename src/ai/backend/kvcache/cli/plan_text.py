@@ -134,11 +134,7 @@ def sizing_text(sizing: Sizing) -> str:
         f"  from {model.origin}",
         f"  weights {_size(sizing.weights.total_bytes)}, {sizing.weights.source}",
     ]
-    verdict = (
-        f"KV cache: yes, {sizing.adapter.name}"
-        if sizing.adapter
-        else f"KV cache: no, because {sizing.reasons[0]}"
-    )
+    verdict = "KV cache: yes" if sizing.budget else f"KV cache: no, because {sizing.reasons[0]}"
     overhead = sizing.gpu.overhead
     uncertain = (
         [

@@ -91,6 +91,9 @@ VLLM = Dialect(
         "-q",
     }),
     memory_adding=frozenset({
+        "--elastic-ep-max-dp-size",
+        "--enable-elastic-ep",
+        "--mm-ipc-gpu-memory-gb",
         "--enable-dbo",
         "--enable-eplb",
         "--kv-cache-dtype-skip-layers",

@@ -17,7 +17,7 @@ from ..policy.policy import Policy
 from ..policy.request import FOLDER
 from ..sizes import gib
 from .session import Gpus, Image, Mount, Service, Session
-from .sizing import ASSUMED_MEMORY_BYTES
+from .sizing_request import ASSUMED_MEMORY_BYTES
 from .start import EngineStart, parallel_of, read_start
 
 #: Whose session it is. What belongs to one session alone follows from it.

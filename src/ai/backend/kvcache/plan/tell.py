@@ -10,7 +10,7 @@ import yaml
 
 from ..engine.adapter import EngineSetup
 from ..engine.vllm import CONFIG_ALONE_FILE, CONFIG_FILE
-from .budget import Budget
+from .gpu import Budget
 from .model import Model
 from .start import EngineStart
 
