@@ -57,6 +57,8 @@ class SizingRequest:
     parallel: Parallel = attrs.field(factory=Parallel)
     gpus: int | None = None
     """How many there are. None: as many as are needed."""
+    is_fraction: bool = False
+    """Whether it is a share of a GPU that others use too."""
     memory_bytes: int | None = None
     """Of one GPU, or of the share of one. None: assumed."""
     utilization: Decimal | None = None
@@ -389,6 +391,8 @@ def size(request: SizingRequest) -> Sizing:
         traits = geometry_traits(geometry) | {Trait.GPUS}
         if request.parallel.decode_context > 1:
             traits |= {Trait.CONTEXT_PARALLEL}
+        if request.is_fraction:
+            traits |= {Trait.FRACTION}
         selection = select(Program.VLLM, _DEVICE, request.versions, traits)
         refused.update(selection.refused)
         for adapter in (adapter_named(way.adapter) for way in selection.ways):
