@@ -185,6 +185,13 @@ class TestOptions:
         budget = planned("qwen3-8b", "--gpus", "0.5", "--gpu-memory", "80g")["budget"]
         assert budget["gpu_memory_bytes"] == 40 * 2**30
 
+    def test_way_of_a_share_of_a_gpu(self) -> None:
+        ways = {
+            gpus: planned("qwen3-8b", "--gpus", gpus, "--gpu-memory", "80g")["way"]
+            for gpus in ("1", "0.5")
+        }
+        assert ways == {"1": "lmcache-mp", "0.5": "vllm-tiering"}
+
     def test_pinned(self) -> None:
         budget = planned("devstral-2-123b", *REFERENCE, "--pin-utilization")["budget"]
         # 80 - 72 - 1.5 GiB

@@ -84,13 +84,14 @@ def gpus_of(
         allocations: device name → slot name → device id → amount.
         computers: device name → the agent's computer context, which lists its devices.
     """
+    whole = Decimal(1)
     for device_name, slots in allocations.items():
         if str(device_name) in _NO_ACCELERATORS:
             continue
         known = {d.device_id: d for d in computers[device_name].devices if d.memory_size}
         found = [
             # A slot named "shares" counts fractions of a device, others whole ones.
-            (known[device_id], min(amount, 1) if str(slot).endswith(".shares") else 1)
+            (known[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
             for slot, devices in slots.items()
             for device_id, amount in devices.items()
             if amount > 0 and device_id in known
@@ -102,7 +103,7 @@ def gpus_of(
                 str(device_name),
                 len(found),
                 min(int(device.memory_size * share) for device, share in found),
-                is_fraction=any(share < 1 for _, share in found),
+                is_fraction=any(share < whole for _, share in found),
                 model=_gpu_model(models),
             )
     return None
