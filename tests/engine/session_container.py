@@ -23,8 +23,14 @@ from .engine_container import EngineContainer, docker, log_of, started, wait_unt
 SERVED_NAME = "tiny"
 _DEFAULTS = Settings()
 
-#: Every session of this run has the same image, and so the same versions.
-_IMAGE = Image("engine-of-this-test", {})
+#: Of the engine's image (images/vllm-cpu), which every session of this run has.
+_IMAGE = Image(
+    "engine-of-this-test",
+    {
+        "ai.backend.kvcache.engine-version": "0.32.0",
+        "ai.backend.kvcache.lmcache-version": "0.5.6",
+    },
+)
 
 
 def session_of(

@@ -76,19 +76,25 @@ def gpus_of(
         allocations: device name → slot name → device id → amount.
         computers: device name → the agent's computer context, which lists its devices.
     """
+    whole = Decimal(1)
     for device_name, slots in allocations.items():
         if str(device_name) in _NO_ACCELERATORS:
             continue
         memory = {d.device_id: d.memory_size for d in computers[device_name].devices}
-        sizes = [
+        parts = [
             # A slot named "shares" counts fractions of a device, others whole ones.
-            int(memory[device_id] * (min(amount, 1) if str(slot).endswith(".shares") else 1))
+            (memory[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
             for slot, devices in slots.items()
             for device_id, amount in devices.items()
             if amount > 0 and memory.get(device_id)
         ]
-        if sizes:
-            return Gpus(str(device_name), len(sizes), min(sizes))
+        if parts:
+            return Gpus(
+                str(device_name),
+                len(parts),
+                min(int(size * part) for size, part in parts),
+                is_fraction=any(part < whole for _, part in parts),
+            )
     return None
 
 

@@ -27,6 +27,7 @@ _PLAN = t.Dict(
                 ignore_extra="*",
             )
         ),
+        t.Key("refused"): t.Mapping(_TEXT, _TEXT),
         t.Key("warnings"): t.List(_TEXT),
     },
     ignore_extra="*",
@@ -75,7 +76,8 @@ def _text(plan: Mapping[str, Any]) -> str:
         tuple(map(printable, (decision["what"], _value(decision["value"]), decision["why"])))
         for decision in plan["decisions"]
     ]
-    notes = [printable(f"warning: {warning}") for warning in plan["warnings"]]
+    notes = [printable(f"not {way}: {why}") for way, why in plan["refused"].items()]
+    notes += [printable(f"warning: {warning}") for warning in plan["warnings"]]
     parts = [
         table(head, text=(0, 1)) if head else "",
         table([("decided", "value", "why"), *decisions], text=(0, 1, 2)) if decisions else "",

@@ -164,7 +164,7 @@ class Selection:
     """Those that it can go, the better one first. Empty: none."""
     refused: Mapping[str, str]
     """The adapters of all others, and why they cannot be taken."""
-    order: tuple[str, ...] = ()
+    order: tuple[str, ...]
     """The adapters of all ways, in the order in which they are tried."""
 
     @property

@@ -7,7 +7,7 @@ in the trial's notes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,11 +50,7 @@ class Trial:
             "namespace": plan.namespace and plan.namespace.name,
             "start_command": made.start_command and masked_words(made.start_command),
             "environment": {name: masked_line(value) for name, value in made.environment.items()},
-            "files": {
-                name: _masked_file(name, content)
-                for name, content in made.files.items()
-                if name != PLAN_FILE
-            },
+            "files": {name: _masked_file(name, text) for name, text in _files(made).items()},
             "links": dict(made.links),
             "shared_memory_bytes": made.shared_memory_bytes,
             "plan": plan.to_json(),
@@ -65,6 +61,11 @@ class Trial:
             document = _replaced(document, name, f"{ASSUMED}{name}")
             document = _replaced(document, seed, f"{ASSUMED}{seed}")
         return document
+
+
+def _files(preparation: Preparation) -> Mapping[str, str]:
+    """What the engine reads."""
+    return {name: text for name, text in preparation.files.items() if name != PLAN_FILE}
 
 
 def _masked_file(name: str, content: str) -> str:
@@ -124,7 +125,8 @@ def _notes(preparation: Preparation) -> Iterator[str]:
             "whether the node has GPUDirect Storage is not known here; what a session gets on a "
             f"node without it, --env {TRANSPORT}={Transport.POSIX} shows: its namespace is another"
         )
-    if plan.metrics:
+    told = (*preparation.environment.values(), *_files(preparation).values())
+    if plan.metrics or any(SESSION_ID in text for text in told):
         yield (
             "addresses, ports and names of temporary files are each session's own; those shown "
             f"are of the session {SESSION_ID}"
