@@ -158,7 +158,6 @@ class TestLMCacheServer:
         ("version", "on_gpus", "transfer"),
         [
             ("0.4.6", False, ("transfer_mode", "non_gpu")),
-            ("0.4.6", True, ("transfer_mode", "gpu")),
             ("0.5.6", True, ("supported_transfer_mode", "auto")),
         ],
     )

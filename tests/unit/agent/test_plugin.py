@@ -98,6 +98,20 @@ class TestSessionWithKVCache:
         await kernel.create()
         assert plan_of(kernel)["budget"]["memory_bytes"] == 42_949_672_960
 
+    async def test_fraction_that_another_process_could_not_open(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        # With whole GPUs LMCache's server would be taken.
+        for amount, way in (("1", "lmcache-mp"), ("0.5", None)):
+            kernel = make_kernel(environ={})
+            kernel.context.kernel_config["image"]["labels"].update({
+                "ai.backend.kvcache.engine-version": "0.29.0",
+                "ai.backend.kvcache.lmcache-version": "0.5.6",
+            })
+            kernel.resource_spec.allocations["cuda"] = {"cuda.shares": {"0": Decimal(amount)}}
+            await kernel.create()
+            assert plan_of(kernel)["engine"] == way
+
     async def test_two_at_once_do_not_see_each_other(
         self, plugin: KVCachePlugin, make_kernel: KernelMaker
     ) -> None:

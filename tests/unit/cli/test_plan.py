@@ -118,6 +118,13 @@ class TestFormats:
         ):
             assert line in lines
 
+    @pytest.mark.parametrize("output", ["env", "yaml"])
+    def test_a_way_without_variables(self, output: str) -> None:
+        result = plan("devstral-2-123b", "--gpus", "8", "--format", output)
+        assert result.exit_code == 0
+        assert result.stdout == ""
+        assert "# lmcache-mp is told by files" in result.stderr
+
     def test_an_estimated_overhead_has_bounds(self) -> None:
         text = plan("devstral-2-123b", "--gpus", "8").stdout
         assert "the overhead is an estimate, 1." in text

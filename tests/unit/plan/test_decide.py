@@ -751,6 +751,12 @@ class TestNewerVersionsOnGpus:
         session = on_gpus("0.25.1", lmcache, service=serve("-tp", "8", *arguments))
         assert prepare(session, SETTINGS).plan.adapter == adapter
 
+    def test_share_of_a_gpu(self, on_gpus: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/llama-3.1-8b.config.json", weights_bytes=15 * GIB)
+        share = Gpus("cuda", 1, 40 * GIB, is_fraction=True)
+        session = on_gpus("0.33.0", "0.5.6", gpus=share, service=serve())
+        assert prepare(session, SETTINGS).plan.adapter == "vllm-tiering"
+
     def test_a_later_version(self, on_gpus: SessionMaker) -> None:
         plan = prepare(on_gpus("0.34.0", "0.5.6"), SETTINGS).plan
         assert plan.adapter == "lmcache-mp"

@@ -104,12 +104,7 @@ class TestAsASession:
                 ("bash", "-c", 'exec vllm serve /models -tp 4 --dtype float16 "$@"', "wrap"),
                 OLD, 4, {"VLLM_EXTRA_ARGS": "--max-model-len 16384"}, "lmcache-gds",
             ),
-            ((*SERVE, "-tp", "8"), {"vllm": "0.32.0"}, 8, {}, "vllm-tiering"),
             (SERVE, {"vllm": "0.32.0", "lmcache": "0.5.6"}, 0, {}, "lmcache-mp"),
-            (
-                ("python3", "-m", "sglang.launch_server", "--model-path", "/models", "--tp", "8"),
-                {"sglang": "0.5.23"}, 8, {}, "sglang-hicache",
-            ),
         ],
     )  # fmt: skip
     def test_same_decision(
@@ -139,6 +134,38 @@ class TestAsASession:
         assert trial["environment"] == {
             name: value.replace(KERNEL_ID, SESSION_ID) for name, value in real.environment.items()
         }
+        assert trial["shared_memory_bytes"] == real.shared_memory_bytes
+
+    @pytest.mark.parametrize(
+        ("command", "versions", "way"),
+        [
+            ((*SERVE, "-tp", "8"), {"vllm": "0.32.0"}, "vllm-tiering"),
+            (
+                ("python3", "-m", "sglang.launch_server", "--model-path", "/models", "--tp", "8"),
+                {"sglang": "0.5.23"},
+                "sglang-hicache",
+            ),
+        ],
+    )
+    def test_same_but_for_what_the_node_decides(
+        self,
+        tried: Trying,
+        model: Path,
+        command: tuple[str, ...],
+        versions: dict[str, str],
+        way: str,
+    ) -> None:
+        real = agents(model, command, versions, 8, {})
+        absent = {p: "none" for p in ("vllm", "lmcache") if p not in versions}
+        trial = tried(
+            *command, versions={**versions, **absent}, gpus=Decimal(8), memory_bytes=256 * GIB
+        )
+        assert (trial["way"], real.plan.adapter) == (way, way)
+        assert trial["namespace"].startswith("assumed-")
+        assert any("the model of the GPUs and the image's name" in note for note in trial["notes"])
+        assert trial["start_command"] == list(real.start_command or ())
+        assert trial["refused"] == real.plan.refused
+        assert trial["environment"].keys() == real.environment.keys()
         assert trial["shared_memory_bytes"] == real.shared_memory_bytes
 
     def test_same_refusal(self, tried: Trying, model: Path) -> None:

@@ -104,6 +104,15 @@ KNOWN_PROBLEMS = (
         remedy=_OTHER_WAYS,
     ),
     KnownProblem(
+        "repeated-layers-in-process",
+        _IN_PROCESS,
+        "LMCache inside vLLM has room for one cache of each layer, and this model's layers run "
+        "several times and keep one for each time",
+        "read up to 0.5.6: v1/gpu_connector/gpu_connectors.py, _initialize_pointers",
+        having={Trait.REPEATED_LAYERS},
+        remedy=_OTHER_WAYS,
+    ),
+    KnownProblem(
         "unequal-heads-in-process",
         _IN_PROCESS,
         "LMCache inside vLLM takes all layers for alike, and this model's have other heads than "
@@ -206,6 +215,16 @@ KNOWN_PROBLEMS = (
         "LMCache#4630, LMCache#4805; read: platform/devices/cuda/ipc_wrapper.py of 0.5.6",
         having={Trait.GPUS, Trait.UNSHARED_MEMORY},
         remedy="leave out --enable-sleep-mode, --enable-cumem-allocator and expandable_segments",
+    ),
+    KnownProblem(
+        "server-fraction",
+        ("lmcache-mp",),
+        "LMCache's server opens the engine's GPU memory from another process, and nobody has tried "
+        "whether that is possible with a share of a GPU",
+        "nothing is known: CUDA IPC behind Backend.AI's library for fractional GPUs",
+        having={Trait.GPUS, Trait.FRACTION},
+        remedy="give the session a whole GPU, or use an image with vLLM 0.32 or later (for "
+        "vllm-tiering)",
     ),
     KnownProblem(
         "image-hash",

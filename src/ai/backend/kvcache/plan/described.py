@@ -145,7 +145,8 @@ def _gpus(
         needed = parallel_of(session, start)[0].gpus * start.arguments.data_parallel
     count = needed if said.gpus is None else max(1, int(said.gpus))
     memory = said.gpu_memory_bytes or ASSUMED_MEMORY_BYTES
-    if said.gpus is not None and said.gpus < 1:
+    is_fraction = said.gpus is not None and said.gpus < 1
+    if said.gpus is not None and is_fraction:
         memory = max(1, int(said.gpus * memory))
     notes: list[str] = []
     if said.gpus is None:
@@ -165,7 +166,7 @@ def _gpus(
         notes.append(f"only {needed} of {count} GPUs are used, as the start command says")
     if said.gpu_memory_bytes is None:
         notes.append(f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed")
-    return Gpus("cuda", count, memory), tuple(notes)
+    return Gpus("cuda", count, memory, is_fraction), tuple(notes)
 
 
 def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:

@@ -143,16 +143,16 @@ def refuse_unclear_memory(arguments: EngineArguments, environ: Mapping[str, str]
             f"{' and '.join(arguments.memory_additions)}: how much of a GPU the engine takes then "
             f"is not known before it starts, so its share of the GPU is not lowered; {remedy}"
         )
-    if arguments.speculates and not _needs_no_draft_weights(arguments.value_changes):
+    if arguments.speculates and not _needs_no_draft_weights(arguments.draft):
         raise DeclinedError(
             "a draft model runs beside, whose memory is not known before the engine starts, so its "
             f"share of the GPU is not lowered; {remedy}"
         )
 
 
-def _needs_no_draft_weights(changes: Mapping[str, str]) -> bool:
+def _needs_no_draft_weights(draft: Mapping[str, str]) -> bool:
     method = None
-    for option, value in changes.items():
+    for option, value in draft.items():
         whole, _, path = option.partition(".")
         if whole not in ("--speculative-config", "-sc", "--spec-method"):
             continue

@@ -35,6 +35,7 @@ def geometry_traits(geometry: Geometry) -> Traits:
     found = {
         Trait.LATENT: geometry.is_latent,
         Trait.INDEXER: geometry.has_indexer,
+        Trait.REPEATED_LAYERS: geometry.has_repeated_layers,
         Trait.WINDOWS: geometry.has_windows,
         Trait.UNEQUAL_HEADS: geometry.has_unequal_heads,
         Trait.MULTIMODAL: geometry.is_multimodal,
@@ -57,6 +58,7 @@ def traits_of(session: Session, start: EngineStart, model: Model) -> Traits:
     gpu_bytes = 0 if session.gpus is None else session.gpus.memory_bytes
     found = {
         Trait.GPUS: session.gpus is not None,
+        Trait.FRACTION: session.gpus is not None and session.gpus.is_fraction,
         Trait.CONTEXT_PARALLEL: max(told.decode_context_parallel, told.prefill_context_parallel)
         > 1,
         Trait.PROMPT_EMBEDS: told.enable_prompt_embeds,

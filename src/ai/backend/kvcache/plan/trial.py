@@ -17,6 +17,7 @@ import yaml
 from ..engine.adapter import Transport
 from ..engine.select import TRANSPORTS
 from ..errors import DeclinedError, KVCacheError, StartCommandError
+from ..folder.namespace import Namespace
 from ..policy.request import SWITCH, TRANSPORT
 from ..policy.settings import Settings, Sharing
 from .decide import Preparation, decide, without_kv_cache
@@ -103,12 +104,16 @@ def _check_command(command: Sequence[str]) -> None:
         )
 
 
-def _namespace_assumed(said: Description, settings: Settings) -> str | None:
+def _namespace_assumed(said: Description, settings: Settings, namespace: Namespace) -> str | None:
     """Why nobody can say which namespace a session would have; None where it is certain."""
     if not isinstance(said.model, Path):
         missing = "the model's weights, which are not here; give its whole directory to know it"
     elif settings.sharing is not Sharing.PROJECT:
         missing = f"the {settings.sharing} (sharing = {settings.sharing})"
+    elif namespace.description["made_on"] is not None:
+        missing = (
+            "the model of the GPUs and the image's name, on which the form of its files depends"
+        )
     else:
         return None
     return (
@@ -150,7 +155,9 @@ def try_start(said: Description) -> Trial:
             raise DeclinedError(f"the session declines it: {SWITCH} = {said.environ[SWITCH]}")
         preparation = decide(session, entitlement.settings)
         if preparation.plan.namespace is not None:
-            assumed_because = _namespace_assumed(said, entitlement.settings)
+            assumed_because = _namespace_assumed(
+                said, entitlement.settings, preparation.plan.namespace
+            )
     except KVCacheError as e:
         # As an agent does.
         preparation = without_kv_cache(SESSION_ID, str(e))
