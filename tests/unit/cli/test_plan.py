@@ -118,13 +118,6 @@ class TestFormats:
         ):
             assert line in lines
 
-    @pytest.mark.parametrize("output", ["env", "yaml"])
-    def test_a_way_without_variables(self, output: str) -> None:
-        result = plan("devstral-2-123b", "--gpus", "8", "--format", output)
-        assert result.exit_code == 0
-        assert result.stdout == ""
-        assert "# lmcache-mp is told by files" in result.stderr
-
     def test_an_estimated_overhead_has_bounds(self) -> None:
         text = plan("devstral-2-123b", "--gpus", "8").stdout
         assert "the overhead is an estimate, 1." in text
@@ -191,6 +184,13 @@ class TestOptions:
     def test_share_of_a_gpu(self) -> None:
         budget = planned("qwen3-8b", "--gpus", "0.5", "--gpu-memory", "80g")["budget"]
         assert budget["gpu_memory_bytes"] == 40 * 2**30
+
+    def test_way_of_a_share_of_a_gpu(self) -> None:
+        ways = {
+            gpus: planned("qwen3-8b", "--gpus", gpus, "--gpu-memory", "80g")["way"]
+            for gpus in ("1", "0.5")
+        }
+        assert ways == {"1": "lmcache-mp", "0.5": "vllm-tiering"}
 
     def test_pinned(self) -> None:
         budget = planned("devstral-2-123b", *REFERENCE, "--pin-utilization")["budget"]

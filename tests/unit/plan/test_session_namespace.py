@@ -21,6 +21,8 @@ from ai.backend.kvcache.policy.settings import Settings
 
 GIB = 2**30
 
+_GPUS = Gpus("cuda", 8, 80 * GIB, model="NVIDIA H100 80GB HBM3")
+
 
 @attrs.frozen
 class Way:
@@ -83,7 +85,7 @@ def plan_of(model: Path, tmp_path: Path) -> Decide:
             ),
             environ=environ or {},
             image=Image("image:1", {}, Versions(taken.packages, is_complete=True)),
-            gpus=Gpus("cuda", 8, 80 * GIB, model="NVIDIA H100 80GB HBM3") if taken.on_gpus else None,
+            gpus=_GPUS if taken.on_gpus else None,
             service=Service((*taken.command, *arguments), PurePosixPath("/models")),
             owner=Owner(),
             shared_memory_bytes=None,

@@ -8,8 +8,6 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ai.backend.common.types import BinarySize
-
 from ..folder.entries import Owner
 from ..plan.session import Gpus, Image, Mount, Service, Session
 
@@ -86,13 +84,14 @@ def gpus_of(
         allocations: device name → slot name → device id → amount.
         computers: device name → the agent's computer context, which lists its devices.
     """
+    whole = Decimal(1)
     for device_name, slots in allocations.items():
         if str(device_name) in _NO_ACCELERATORS:
             continue
         known = {d.device_id: d for d in computers[device_name].devices if d.memory_size}
         found = [
             # A slot named "shares" counts fractions of a device, others whole ones.
-            (known[device_id], min(amount, 1) if str(slot).endswith(".shares") else 1)
+            (known[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
             for slot, devices in slots.items()
             for device_id, amount in devices.items()
             if amount > 0 and device_id in known
@@ -104,22 +103,10 @@ def gpus_of(
                 str(device_name),
                 len(found),
                 min(int(device.memory_size * share) for device, share in found),
-                is_fraction=any(share < 1 for _, share in found),
+                is_fraction=any(share < whole for _, share in found),
                 model=_gpu_model(models),
             )
     return None
-
-
-def gpus_of_environ(environ: Mapping[str, str]) -> Gpus | None:
-    """The GPUs as the agent describes them to the kernel: ``GPU_CONFIG=0:80g,1:80g``."""
-    config = environ.get("GPU_CONFIG", "")
-    sizes = [
-        BinarySize.finite_from_str(item.partition(":")[2]) for item in config.split(",") if item
-    ]
-    if not sizes:
-        return None
-    model = _gpu_model({environ.get("GPU_MODEL_NAME", "")})
-    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)), model=model)
 
 
 def session_of(
@@ -127,8 +114,6 @@ def session_of(
     kernel_config: Mapping[str, Any],
     environ: Mapping[str, str],
     gpus: Gpus | None,
-    *,
-    is_settled: bool,
 ) -> Session:
     """One kernel as the planner sees it. ``environ`` is copied: the agent goes on changing it."""
     image = kernel_config["image"]
@@ -147,5 +132,4 @@ def session_of(
         project_id=_text(kernel_config.get("owner_project_id")),
         resource_group=_text(kernel_config.get("scaling_group")),
         is_inference=str(kernel_config.get("session_type")) == "inference",
-        is_settled=is_settled,
     )

@@ -344,6 +344,8 @@ def size(request: SizingRequest) -> Sizing:
         traits = geometry_traits(geometry) | {Trait.GPUS}
         if request.parallel.decode_context > 1:
             traits |= {Trait.CONTEXT_PARALLEL}
+        if request.is_fraction:
+            traits |= {Trait.FRACTION}
         selection = select(Program.VLLM, _DEVICE, request.versions, traits)
         refused.update(selection.refused)
         for adapter in (adapter_named(way.adapter) for way in selection.ways):

@@ -25,6 +25,8 @@ class SizingRequest:
     parallel: Parallel = attrs.field(factory=Parallel)
     gpus: int | None = None
     """How many there are. None: as many as are needed."""
+    is_fraction: bool = False
+    """Whether it is a share of a GPU that others use too."""
     memory_bytes: int | None = None
     """Of one GPU, or of the share of one. None: assumed."""
     utilization: Decimal | None = None
