@@ -38,7 +38,8 @@ CHUNK_BYTES = 2_097_152
 HEADER_BYTES = 28
 
 #: What the plugin takes the image's versions for. With those that are in it, LMCache inside vLLM is
-#: refused: it moves blocks wrongly. Here cpu_blocks.py moves them; all else is the engine's own.
+#: refused: it moves blocks wrongly. Here cpu_blocks.py moves them, and all else is the engine's
+#: own.
 _TAKEN_FOR = Image(
     "engine-of-this-test",
     {

@@ -27,7 +27,8 @@ from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import open_model
 from ai.backend.kvcache.plan.decide import prepare
 from ai.backend.kvcache.plan.session import Gpus, Image, Mount, Service, Session
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 from ai.backend.kvcache.policy.settings import Settings
 from ai.backend.kvcache.sizes import GIB
 

@@ -33,7 +33,10 @@ def test_what_else_is_read() -> None:
     assert told.kv_cache_dtype == "fp8_e4m3"
     assert told.data_parallel == 2
     assert told.hf_overrides == '{"rope_theta": 1e6}'
-    assert "--json-model-override-args" in told.value_changes
+    assert [choice.name for choice in told.choices] == [
+        "--page-size",
+        "--json-model-override-args.rope_theta",
+    ]
 
 
 @pytest.mark.parametrize(

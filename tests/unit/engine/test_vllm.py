@@ -99,7 +99,8 @@ class TestReadArguments:
 
     def test_what_changes_values(self) -> None:
         arguments = read_arguments(["--rope-theta", "500000", "-q", "awq", "--port", "1"])
-        assert arguments.value_changes == {"--rope-theta": "500000", "-q": "awq"}
+        found = {choice.name: choice.value for choice in arguments.choices}
+        assert found == {"--rope-theta": "500000", "--quantization": "awq"}
 
     def test_lora(self) -> None:
         assert read_arguments(["--enable-lora"]).lora

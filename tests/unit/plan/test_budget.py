@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ai.backend.kvcache.errors import DeclinedError
-from ai.backend.kvcache.plan.budget import Budget, GpuRequest, divide, keep
+from ai.backend.kvcache.plan.budget import divide, keep
+from ai.backend.kvcache.plan.gpu import Budget, GpuRequest
 from ai.backend.kvcache.plan.overhead import Overhead
 from ai.backend.kvcache.sizes import GIB, MIB
 

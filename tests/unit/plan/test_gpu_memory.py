@@ -133,6 +133,11 @@ class TestBlocks:
         # A fixed share does not help: the pool has nothing to do with it.
         refused(started("--num-gpu-blocks-override=1000", "--gpu-memory-utilization", "0.5"))
 
+    def test_a_size_from_an_earlier_start_may_leave_no_room(self, started: Decide) -> None:
+        why = refused(started(environ={"VLLM_ENABLE_STARTUP_PLAN": "1"}))
+        assert "from an earlier start" in why
+        assert started(environ={"VLLM_ENABLE_STARTUP_PLAN": "0"}).plan.adapter == "lmcache-gds"
+
 
 class TestWeightsInHostMemory:
     def test_they_take_no_gpu_memory(self, started: Decide) -> None:
@@ -183,6 +188,7 @@ class TestNotKnownBeforehand:
         "option",
         [
             ("--enable-eplb",),
+            ("--enable-expert-parallel",),
             ("--kv-cache-dtype-skip-layers", "0"),
             ("--speculative-config", '{"model": "draft", "num_speculative_tokens": 4}'),
             ("--speculative-config", '{"method": "eagle3", "model": "draft"}'),
@@ -191,9 +197,7 @@ class TestNotKnownBeforehand:
         ],
     )
     def test_the_share_is_not_lowered(self, started: Decide, option: tuple[str, ...]) -> None:
-        assert "its share of the GPU is not lowered" in refused(started(*option)).replace(
-            "so its", "its"
-        )
+        assert "share of the GPU is not lowered" in refused(started(*option))
         # One that the user fixed is left alone anyway.
         fixed = started(*option, "--gpu-memory-utilization", "0.6")
         assert fixed.plan.adapter == "lmcache-gds"

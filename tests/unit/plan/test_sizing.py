@@ -16,7 +16,8 @@ from ai.backend.kvcache.errors import KVCacheError, ModelError, SizeError
 from ai.backend.kvcache.model.catalog import catalog
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import ModelSource, open_model
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 from ai.backend.kvcache.sizes import GIB
 
 MutatedModels = Callable[[int], Iterator[Any]]
@@ -155,7 +156,7 @@ class TestReference:
         assert sizing.budget is not None
         assert sizing.budget.buffer_bytes == 44 * GIB
         # which leaves 9 GiB, too few for a context of 11, so that ordinary files are taken
-        assert "less than one context" in size(large).reasons[0]
+        assert "less than one context" in size(large).refused["lmcache-gds"]
 
 
 class TestWeights:
@@ -279,8 +280,7 @@ class TestWays:
 
     def test_why_a_better_one_is_not_taken(self, reference: SizingRequest) -> None:
         sizing = size(attrs.evolve(reference, vllm_version="0.32.0", lmcache_version="0.5.4"))
-        assert any(r.startswith("not lmcache-mp: vLLM 0.32.0 with") for r in sizing.reasons)
-        assert not any(r.startswith("not lmcache-gds") for r in sizing.reasons)
+        assert sizing.refused["lmcache-mp"].startswith("vLLM 0.32.0 with LMCache 0.5.4")
 
     def test_a_server_takes_memory_beside_vllm(self, reference: SizingRequest) -> None:
         newest = attrs.evolve(

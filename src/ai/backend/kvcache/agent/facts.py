@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -69,6 +70,13 @@ def _memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
         return None
 
 
+def _gpu_model(names: Collection[str]) -> str:
+    """The model of a session's GPUs. One that nobody says is taken for this node's alone."""
+    if "" in names:
+        return f"unknown, of {platform.node()}"
+    return ", ".join(sorted(names))
+
+
 def gpus_of(
     allocations: Mapping[Any, Mapping[Any, Mapping[Any, Decimal]]], computers: Mapping[Any, Any]
 ) -> Gpus | None:
@@ -82,20 +90,24 @@ def gpus_of(
     for device_name, slots in allocations.items():
         if str(device_name) in _NO_ACCELERATORS:
             continue
-        memory = {d.device_id: d.memory_size for d in computers[device_name].devices}
-        parts = [
+        known = {d.device_id: d for d in computers[device_name].devices if d.memory_size}
+        found = [
             # A slot named "shares" counts fractions of a device, others whole ones.
-            (memory[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
+            (known[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
             for slot, devices in slots.items()
             for device_id, amount in devices.items()
-            if amount > 0 and memory.get(device_id)
+            if amount > 0 and device_id in known
         ]
-        if parts:
+        if found:
+            sizes = [int(device.memory_size * share) for device, share in found]
+            # Only devices of accelerators have the attribute.
+            models = {str(getattr(device, "model_name", None) or "") for device, _ in found}
             return Gpus(
                 str(device_name),
-                len(parts),
-                min(int(size * part) for size, part in parts),
-                is_fraction=any(part < whole for _, part in parts),
+                len(sizes),
+                min(sizes),
+                _gpu_model(models),
+                is_fraction=any(share < whole for _, share in found),
             )
     return None
 
@@ -108,7 +120,8 @@ def gpus_of_environ(environ: Mapping[str, str]) -> Gpus | None:
     ]
     if not sizes:
         return None
-    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)))
+    model = _gpu_model({environ.get("GPU_MODEL_NAME", "")})
+    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)), model)
 
 
 def session_of(

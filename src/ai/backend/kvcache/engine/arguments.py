@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from ..errors import StartCommandError
+from .options import Choice, OptionTable
 
 #: vLLM, utils/argparse_utils.py and engine/arg_utils.py, human_readable_int.
 _MULTIPLIERS: Mapping[str, int] = {
@@ -48,11 +49,10 @@ class Dialect:
 
     values: Mapping[str, str]
     """Option → field of EngineArguments that holds its value. "_" in options counts as "-"."""
-    value_changing: frozenset[str]
-    """Options that change what the layers compute or which layers there are, and so what a cached
-    block means."""
+    table: OptionTable
+    """All options, with what they change of cached blocks."""
     draft_options: frozenset[str]
-    """Of those, the ones that have a draft model run beside."""
+    """The options that have a draft model run beside."""
     flags: Mapping[str, tuple[str, bool]]
     """Option whose presence says it all → the field it sets and to what. A field is False at first,
     prefix caching is True."""
@@ -72,7 +72,7 @@ class Dialect:
         written = written.replace("_", "-")
         known = (
             *self.values,
-            *self.value_changing,
+            *self.table.options,
             *self.flags,
             *self.weights_changing,
             *self.memory_adding,
@@ -104,8 +104,10 @@ class EngineArguments:
     gpu_memory_utilization: str | None
     dtype: str
     kv_cache_dtype: str
-    value_changes: Mapping[str, str]
-    """Arguments that change what is computed, such as rope or quantization overrides."""
+    choices: tuple[Choice, ...]
+    """What has an effect on cached blocks, such as rope or quantization overrides."""
+    draft: Mapping[str, str]
+    """What was said of a draft model, by option."""
     connector: str | None
     """The option by which the user already configured a KV connector or offloading."""
     block_size: int | None
@@ -117,8 +119,6 @@ class EngineArguments:
     sleep_mode: bool
     computes_kv_scales: bool
     """Scales of an fp8 cache are computed from the first requests of each start."""
-    speculates: bool
-    """Whether a draft model runs beside."""
     prefill_context_parallel: int = 1
     kv_cache_memory_bytes: int | None = None
     """Of each GPU, for the pool: vLLM ignores the utilization then (vLLM, config/cache.py)."""
@@ -142,6 +142,11 @@ class EngineArguments:
     """Whether GPU memory is allocated so that sleep mode can take it away."""
     text_only: bool = False
     """Whether a multimodal model takes text alone."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft model runs beside."""
+        return bool(self.draft)
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -251,11 +256,10 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         StartCommandError: an option lacks its value, or the value cannot be understood.
     """
     values = _Values()
-    changes: dict[str, str] = {}
+    draft: dict[str, str] = {}
     connector: str | None = None
     ignored_config: str | None = None
     flags = {"prefix_caching": True}
-    speculates = False
     given: set[str] = set()
     if arguments and not arguments[0].startswith("-"):
         values.give("model", "the model", arguments[0])
@@ -274,9 +278,8 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
             if value is None:
                 raise StartCommandError(f"{option} lacks its value")
             values.give(field, option, value)
-        if (whole := option.partition(".")[0]) in dialect.value_changing:
-            changes[option] = value or ""
-            speculates = speculates or whole in dialect.draft_options
+        if (whole := option.partition(".")[0]) in dialect.draft_options:
+            draft[option] = value or ""
         elif whole in dialect.connectors:
             connector = whole
         elif option in dialect.flags:
@@ -297,7 +300,8 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         ),
         dtype=values.text("dtype") or "auto",
         kv_cache_dtype=values.text("kv_cache_dtype") or "auto",
-        value_changes=changes,
+        choices=dialect.table.chosen(arguments),
+        draft=draft,
         connector=connector,
         block_size=values.number("block_size"),
         data_parallel=values.number("data_parallel") or 1,
@@ -306,7 +310,6 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         prefix_caching=flags["prefix_caching"],
         sleep_mode=flags.get("sleep_mode", False),
         computes_kv_scales=flags.get("computes_kv_scales", False),
-        speculates=speculates,
         prefill_context_parallel=values.number("prefill_context_parallel") or 1,
         kv_cache_memory_bytes=values.number("kv_cache_memory_bytes"),
         num_gpu_blocks_override=values.number("num_gpu_blocks_override"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .arguments import Dialect
+from .options import option_table
 
 #: The file by which vLLM is told: the user's own config file with what an adapter adds.
 CONFIG_FILE = "vllm.yaml"
@@ -41,17 +42,14 @@ VLLM = Dialect(
         "--tensor-parallel-size": "tensor_parallel",
         "-tp": "tensor_parallel",
     },
-    value_changing=frozenset({
-        "--hf-overrides",
-        "--load-format",
-        "--quantization",
-        "-q",
-        "--rope-scaling",
-        "--rope-theta",
+    table=option_table("vllm"),
+    draft_options=frozenset({
         "--speculative-config",
         "-sc",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
     }),
-    draft_options=frozenset({"--speculative-config", "-sc"}),
     flags={
         "--calculate-kv-scales": ("computes_kv_scales", True),
         "--no-calculate-kv-scales": ("computes_kv_scales", False),
@@ -83,6 +81,9 @@ VLLM = Dialect(
         "-q",
     }),
     memory_adding=frozenset({
+        "--elastic-ep-max-dp-size",
+        "--enable-elastic-ep",
+        "--mm-ipc-gpu-memory-gb",
         "--enable-dbo",
         "--enable-eplb",
         "--kv-cache-dtype-skip-layers",

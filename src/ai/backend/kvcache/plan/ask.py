@@ -18,7 +18,7 @@ from ..model.weights import Weights
 from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from .described import DEFAULT_MODEL_PATH, Description
-from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
+from .sizing_request import ASSUMED_MEMORY_BYTES, SizingRequest
 
 
 def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:

@@ -17,7 +17,7 @@ from ..policy.policy import Policy
 from ..policy.request import FOLDER
 from ..sizes import gib
 from .session import Gpus, Image, Mount, Service, Session
-from .sizing import ASSUMED_MEMORY_BYTES
+from .sizing_request import ASSUMED_MEMORY_BYTES
 from .start import EngineStart, parallel_of, read_start
 
 #: Whose session it is. What belongs to one session alone follows from it.
@@ -166,7 +166,7 @@ def _gpus(
         notes.append(f"only {needed} of {count} GPUs are used, as the start command says")
     if said.gpu_memory_bytes is None:
         notes.append(f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed")
-    return Gpus("cuda", count, memory, is_fraction), tuple(notes)
+    return Gpus("cuda", count, memory, is_fraction=is_fraction), tuple(notes)
 
 
 def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:

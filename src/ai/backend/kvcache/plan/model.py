@@ -17,6 +17,7 @@ from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
 from ..model.overrides import override
 from ..model.source import ModelSource, find_config, read_config
+from ..model.watched import watches_length
 from ..model.weights import Weights, estimate_weights, weigh
 from ..model.widths import Widths, read_widths
 from .session import Located, Session
@@ -38,6 +39,8 @@ class Model:
     path: PurePosixPath
     """Its directory in the container."""
     widths: Widths = attrs.field(factory=Widths)
+    watches_length: bool = False
+    """Whether its layers compute otherwise with another longest length of a context."""
 
 
 def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
@@ -129,7 +132,13 @@ def _described(
     )
     _refuse_variables(session, geometry)
     return Model(
-        geometry, weights, fingerprint, config_name, path, read_widths(changed, config_name)
+        geometry,
+        weights,
+        fingerprint,
+        config_name,
+        path,
+        read_widths(changed, config_name),
+        watches_length(changed),
     )
 
 

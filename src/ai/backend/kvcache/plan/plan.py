@@ -10,7 +10,7 @@ import attrs
 
 from ..engine.adapter import MetricsEndpoint
 from ..folder.namespace import Namespace
-from .budget import Budget
+from .gpu import Budget
 
 #: The name of the plan in the session's configuration folder.
 PLAN_FILE = "plan.json"

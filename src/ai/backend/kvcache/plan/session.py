@@ -48,6 +48,8 @@ class Gpus:
     count: int
     memory_bytes: int
     """Of the smallest; of a fractional GPU, the session's share."""
+    model: str | None = None
+    """What their vendor calls them. None: not known."""
     is_fraction: bool = False
     """Whether it is a share of a GPU that others use too."""
 

@@ -12,7 +12,7 @@ import yaml
 from ..engine.adapter import EngineSetup
 from ..engine.command import Program
 from ..engine.vllm import CONFIG_ALONE_FILE, CONFIG_FILE
-from .budget import Budget
+from .gpu import Budget
 from .masks import masked
 from .model import Model
 from .session import Session
