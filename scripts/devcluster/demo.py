@@ -40,6 +40,9 @@ RESOURCES = {"cpu": 2, "mem": "8g"}
 #: The manager starts replicas in loops of up to a minute; vLLM itself takes about half of one.
 SERVICE_TIMEOUT_SECONDS = 420.0
 
+#: Some ticks of the agent.
+SAVING_SECONDS = 30.0
+
 
 @attrs.frozen
 class Result:
@@ -108,13 +111,25 @@ def wait_for_stores(folder: Path, namespace: str) -> None:
 
 
 def wait_for_hits(client: Client, session: str) -> dict[str, str]:
-    """The session's metrics as the manager reports them, once they show the warm request."""
+    """The session's metrics as the manager reports them, once they show the warm request.
 
-    def reported() -> dict[str, str] | None:
+    What it loaded is counted with its first token, and what that saved when it is finished.
+    """
+
+    def reported(figure: str) -> dict[str, str] | None:
         statistics = client.live_stat(session)
-        return statistics if float(statistics.get("kvcache_loaded_tokens", 0)) > 0 else None
+        return statistics if float(statistics.get(figure, 0)) > 0 else None
 
-    return wait_until("The manager's metrics", reported, 120, every=2)
+    hits = wait_until(
+        "The manager's metrics", lambda: reported("kvcache_loaded_tokens"), 120, every=2
+    )
+    try:
+        return wait_until(
+            "What was saved", lambda: reported("kvcache_saved_seconds"), SAVING_SECONDS, every=2
+        )
+    except SetupError:
+        # On a machine with other work, loading may take about as long as computing.
+        return hits
 
 
 def ensure_model(client: Client, name: str, model: Path, definition: str) -> None:

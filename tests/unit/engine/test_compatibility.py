@@ -102,6 +102,13 @@ CASES = {
         traits=DSA,
         allowed_traits=(LATENT,),
     ),
+    "more caches than layers": Case(
+        "repeated-layers-in-process",
+        IN_PROCESS,
+        refused=(vllm("0.15.0", "0.3.15"), vllm("0.20.2", "0.4.6"), vllm("0.33.0", "0.5.6")),
+        traits=LATENT | {Trait.REPEATED_LAYERS},
+        allowed_traits=(LATENT,),
+    ),
     "NHD taken for HND, and HND for NHD (LMCache#4870)": Case(
         "server-layout",
         (MP,),

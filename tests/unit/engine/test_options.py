@@ -298,7 +298,7 @@ class TestEffects:
     @pytest.mark.parametrize(
         ("name", "effect"),
         [
-            ("--hf-config-path", Effect.MEANING),
+            ("--hf-config-path", Effect.REFUSED),
             ("--tokenizer", Effect.MEANING),
             ("--revision", Effect.MEANING),
             ("--code-revision", Effect.MEANING),

@@ -23,6 +23,8 @@ def said(age: float | None = HOUR, **figures: float) -> list[str]:
         ({"util": 80, "pool_util": 10}, "the folder serves 80 % of prompts: working as meant"),
         ({"util": 80}, "working as meant"),
         ({"util": 80, "saved_seconds": -3.2}, "loading took longer than computing"),
+        ({"saved_seconds": -3.2, "loaded_tokens": 8448}, "loading took longer than computing"),
+        ({"util": 2, "engine_util": 1, "loaded_tokens": 0}, "hit share 2 % after half an hour"),
         ({"crowded_out": 7}, "no room for 7 blocks, which were computed: raise cpu-tier"),
         ({"failed_loads": 2}, "2 loads failed"),
         ({"failed_stores": 4}, "4 stores failed"),
@@ -42,6 +44,10 @@ def test_sentences(figures: dict[str, float], text: str) -> None:
         {"engine_util": 97},
         {"healthy": 1, "failed_loads": 0, "failed_stores": 0, "saved_seconds": 0},
         {"pool_util": 95},
+        # Nothing was loaded, from the folder at least.
+        {"saved_seconds": -3.2, "loaded_tokens": 0},
+        # Nobody's context was known in the last interval; others' were before it.
+        {"util": 0, "engine_util": 0, "loaded_tokens": 8448, "saved_seconds": 12.5},
     ],
 )
 def test_nothing_to_say(figures: dict[str, float]) -> None:

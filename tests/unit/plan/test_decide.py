@@ -725,7 +725,7 @@ class TestNewerVersionsOnGpus:
             "0.5.2",
             service=serve("-tp", "8", "--max-model-len", "32768", *arguments),
             environ=environ,
-            gpus=Gpus("cuda", 8, gpu_gib * GIB, gpu),
+            gpus=Gpus("cuda", 8, gpu_gib * GIB, model=gpu),
         )
         assert prepare(session, SETTINGS).plan.adapter == adapter
 

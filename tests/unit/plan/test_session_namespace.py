@@ -21,6 +21,8 @@ from ai.backend.kvcache.policy.settings import Settings
 
 GIB = 2**30
 
+_GPUS = Gpus("cuda", 8, 80 * GIB, model="NVIDIA H100 80GB HBM3")
+
 
 @attrs.frozen
 class Way:
@@ -83,7 +85,7 @@ def plan_of(model: Path, tmp_path: Path) -> Decide:
             ),
             environ=environ or {},
             image=Image("image:1", {}, Versions(taken.packages, is_complete=True)),
-            gpus=Gpus("cuda", 8, 80 * GIB, "NVIDIA H100 80GB HBM3") if taken.on_gpus else None,
+            gpus=_GPUS if taken.on_gpus else None,
             service=Service((*taken.command, *arguments), PurePosixPath("/models")),
             owner=Owner(),
             shared_memory_bytes=None,
@@ -123,7 +125,6 @@ def of(plan_of: Decide) -> Make:
         ["-qfp8"],
         ["--quantization=fp8"],
         ["--hf-overrides.rope_theta", "5"],
-        ["--hf-config-path", "/models/other"],
         ["--rope-scaling", '{"rope_type":"linear","factor":2.0}'],
         ["--tokenizer", "/models/other"],
         ["--revision", "v2"],
@@ -237,12 +238,12 @@ class TestLayoutOfTheEngine:
     @pytest.mark.parametrize("way", OF_ENGINES_BYTES)
     def test_model_of_the_gpus(self, of: Make, way: str) -> None:
         def on(model: str | None) -> str:
-            return of(way, gpus=Gpus("cuda", 8, 80 * GIB, model)).name
+            return of(way, gpus=Gpus("cuda", 8, 80 * GIB, model=model)).name
 
         assert len({on("NVIDIA H100 80GB HBM3"), on("NVIDIA A100-SXM4-80GB"), on(None)}) == 3
 
     def test_model_of_the_gpus_with_lmcache(self, of: Make) -> None:
-        other = Gpus("cuda", 8, 80 * GIB, "NVIDIA A100-SXM4-80GB")
+        other = Gpus("cuda", 8, 80 * GIB, model="NVIDIA A100-SXM4-80GB")
         assert of("lmcache-gds", gpus=other).name == of("lmcache-gds").name
 
     @pytest.mark.parametrize("way", OF_ENGINES_BYTES)
@@ -411,6 +412,19 @@ def test_weights_that_change_while_the_engine_runs(
     reason = plan_of(way, argument).no_kv_cache_because
     assert reason is not None
     assert "weights are exchanged while the engine runs" in reason
+
+
+@pytest.mark.parametrize(
+    ("way", "argument"),
+    [
+        ("lmcache-mp", "--hf-config-path=/models/other"),
+        ("sglang-hicache", "--decrypted-config-file=/models/other.json"),
+    ],
+)
+def test_configuration_from_elsewhere(plan_of: Decide, way: str, argument: str) -> None:
+    reason = plan_of(way, argument).no_kv_cache_because
+    assert reason is not None
+    assert reason.startswith(argument.partition("=")[0])
 
 
 def test_no_secret_is_in_the_description(of: Make) -> None:

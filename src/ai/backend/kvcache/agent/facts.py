@@ -8,8 +8,6 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ai.backend.common.types import BinarySize
-
 from ..folder.entries import Owner
 from ..plan.session import Gpus, Image, Mount, Service, Session
 
@@ -99,29 +97,16 @@ def gpus_of(
             if amount > 0 and device_id in known
         ]
         if found:
-            sizes = [int(device.memory_size * share) for device, share in found]
             # Only devices of accelerators have the attribute.
             models = {str(getattr(device, "model_name", None) or "") for device, _ in found}
             return Gpus(
                 str(device_name),
-                len(sizes),
-                min(sizes),
-                _gpu_model(models),
+                len(found),
+                min(int(device.memory_size * share) for device, share in found),
                 is_fraction=any(share < whole for _, share in found),
+                model=_gpu_model(models),
             )
     return None
-
-
-def gpus_of_environ(environ: Mapping[str, str]) -> Gpus | None:
-    """The GPUs as the agent describes them to the kernel: ``GPU_CONFIG=0:80g,1:80g``."""
-    config = environ.get("GPU_CONFIG", "")
-    sizes = [
-        BinarySize.finite_from_str(item.partition(":")[2]) for item in config.split(",") if item
-    ]
-    if not sizes:
-        return None
-    model = _gpu_model({environ.get("GPU_MODEL_NAME", "")})
-    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)), model)
 
 
 def session_of(
@@ -129,8 +114,6 @@ def session_of(
     kernel_config: Mapping[str, Any],
     environ: Mapping[str, str],
     gpus: Gpus | None,
-    *,
-    is_settled: bool,
 ) -> Session:
     """One kernel as the planner sees it. ``environ`` is copied: the agent goes on changing it."""
     image = kernel_config["image"]
@@ -149,5 +132,4 @@ def session_of(
         project_id=_text(kernel_config.get("owner_project_id")),
         resource_group=_text(kernel_config.get("scaling_group")),
         is_inference=str(kernel_config.get("session_type")) == "inference",
-        is_settled=is_settled,
     )

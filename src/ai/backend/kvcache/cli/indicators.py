@@ -60,8 +60,8 @@ def indicators(before: Path, after: Path, seconds: float, as_json: bool) -> None
 
     BEFORE and AFTER are pages of the same engine, as `curl http://…/metrics` saves them. Where
     LMCache has a page of its own, put it behind the engine's in the same file. What the pages do
-    not tell is left out. Where the engine was started again in between, counts are since then, and
-    there are no rates.
+    not tell is left out. Tokens loaded and seconds saved are since the engine's start. Where the
+    engine was started again in between, counts are since then, and there are no rates.
     """
     values = engine_indicators(between(_read(before), _read(after), seconds))
     click.echo(json.dumps(values, indent=2) if as_json else _text(values))

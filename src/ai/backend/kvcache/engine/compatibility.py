@@ -104,6 +104,15 @@ KNOWN_PROBLEMS = (
         remedy=_OTHER_WAYS,
     ),
     KnownProblem(
+        "repeated-layers-in-process",
+        _IN_PROCESS,
+        "LMCache inside vLLM has room for one cache of each layer, and this model's layers run "
+        "several times and keep one for each time",
+        "read up to 0.5.6: v1/gpu_connector/gpu_connectors.py, _initialize_pointers",
+        having={Trait.REPEATED_LAYERS},
+        remedy=_OTHER_WAYS,
+    ),
+    KnownProblem(
         "unequal-heads-in-process",
         _IN_PROCESS,
         "LMCache inside vLLM takes all layers for alike, and this model's have other heads than "

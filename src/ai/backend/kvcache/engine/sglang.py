@@ -47,5 +47,6 @@ SGLANG = Dialect(
         "--enable-lmcache",
         "--hicache-storage-backend",
     }),
+    other_nodes=frozenset({"--nnodes"}),
     ignores_config_with_equals=True,
 )

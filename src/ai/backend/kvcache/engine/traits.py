@@ -19,6 +19,8 @@ class Trait(Enum):
     """The model has latent attention (MLA): one compressed vector of a token for all heads."""
     INDEXER = "a sparse attention's indexer (DSA)"
     """Sparse attention keeps keys of its own, by which it chooses tokens (DSA)."""
+    REPEATED_LAYERS = "layers that run several times"
+    """Layers run several times and keep a cache for each time."""
     WINDOWS = "layers with a window"
     """Some layers look back at the last tokens only."""
     UNEQUAL_HEADS = "layers with unequal heads"

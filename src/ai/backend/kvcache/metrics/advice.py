@@ -21,8 +21,8 @@ MANY_HITS = 50.0
 #: Percent. A pool that is fuller gives up contexts, which the folder then has.
 FULL_POOL = 80.0
 
-#: Seconds. Contexts of agents and chats come back within minutes; who did not after half an hour
-#: does not.
+#: Seconds. Contexts of agents and chats come back within minutes; one that did not after half an
+#: hour does not.
 LONG_ENOUGH = 30 * 60.0
 
 
@@ -89,7 +89,9 @@ _RULES = (
         Weight.HARMS,
         "loading took longer than computing would have ({kvcache_saved_seconds:.1f} s): use faster "
         "storage, or switch off",
-        lambda f, _: _is(f, "kvcache_saved_seconds", lambda v: v < 0),
+        lambda f, _: (
+            _is(f, "kvcache_saved_seconds", lambda v: v < 0) and f.get("kvcache_loaded_tokens") != 0
+        ),
     ),
     _Rule(
         "crowded-out",
@@ -114,6 +116,8 @@ _RULES = (
         lambda f, age: (
             age is not None
             and age >= LONG_ENOUGH
+            # The shares are of the last interval alone, which says nothing of those before it.
+            and not f.get("kvcache_loaded_tokens")
             and _is(f, "kvcache_util", lambda v: v < FEW_HITS)
             and _is(f, "kvcache_engine_util", lambda v: v < FEW_HITS)
         ),

@@ -107,6 +107,14 @@ class Geometry:
         return any(g.cache.kind is LayerKind.INDEXER for g in self.groups)
 
     @property
+    def has_repeated_layers(self) -> bool:
+        """Whether layers run several times and keep a cache for each time."""
+        return any(
+            sum(cache.kind is not LayerKind.INDEXER and cache.state is None for cache in layer) > 1
+            for layer in self.layers
+        )
+
+    @property
     def has_unequal_heads(self) -> bool:
         """Whether some attention layers have another number of KV heads, or larger ones, than
         others. Keys of an indexer do not count: they are a cache of their own."""

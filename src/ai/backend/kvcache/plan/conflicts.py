@@ -40,6 +40,11 @@ def refuse_conflicts(
             f"{told.connector} is already given, so the user's own KV configuration is left "
             "alone; remove it to let the plugin configure one"
         )
+    if told.other_nodes:
+        raise DeclinedError(
+            f"{told.other_nodes} makes the engine one of several that run together, and the plugin "
+            "sees one session only; run each engine as a service of one node"
+        )
     if told.lora:
         raise DeclinedError(
             "adapters (LoRA) are on, and no engine's keys say which weights an adapter has, so one "

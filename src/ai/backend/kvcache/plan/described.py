@@ -139,10 +139,10 @@ def _gpus(
         if said.gpu_memory_bytes is not None:
             raise SizeError("a session without GPUs (gpus = 0) has no GPU memory; leave it out")
         return None, ()
-    is_read = start is not None and start.command is not None
+    is_read = start is not None
     needed = 1
     if start is not None:
-        needed = parallel_of(session, start)[0].gpus * start.arguments.data_parallel
+        needed = parallel_of(start)[0].gpus * start.arguments.data_parallel
     count = needed if said.gpus is None else max(1, int(said.gpus))
     memory = said.gpu_memory_bytes or ASSUMED_MEMORY_BYTES
     is_fraction = said.gpus is not None and said.gpus < 1

@@ -36,6 +36,7 @@ def geometry_traits(geometry: Geometry) -> Traits:
     found = {
         Trait.LATENT: geometry.is_latent,
         Trait.INDEXER: geometry.has_indexer,
+        Trait.REPEATED_LAYERS: geometry.has_repeated_layers,
         Trait.WINDOWS: geometry.has_windows,
         Trait.UNEQUAL_HEADS: geometry.has_unequal_heads,
         Trait.MULTIMODAL: geometry.is_multimodal,
