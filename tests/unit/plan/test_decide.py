@@ -682,16 +682,17 @@ class TestNewerVersionsOnGpus:
         assert prepare(session, SETTINGS).plan.adapter == adapter
 
     @pytest.mark.parametrize(
-        ("arguments", "environ", "gpu_gib", "adapter"),
+        ("arguments", "environ", "gpu_gib", "gpu", "adapter"),
         [
-            ((), {}, 80, "lmcache-gds"),
-            ((), {}, 141, "lmcache-gds"),
+            ((), {}, 80, None, "lmcache-gds"),
+            ((), {}, 141, "NVIDIA H200", "lmcache-gds"),
             # Of a generation on which vLLM takes FlashInfer by itself.
-            ((), {}, 180, None),
-            (("--attention-backend", "FLASHMLA"), {}, 180, "lmcache-gds"),
-            (("--attention-backend", "FLASHINFER_MLA"), {}, 80, None),
-            (("--attention-backend", "TOKENSPEED_MLA"), {}, 80, None),
-            ((), {"VLLM_KV_CACHE_LAYOUT": "NHD"}, 80, None),
+            ((), {}, 180, None, None),
+            ((), {}, 90, "NVIDIA B200", None),
+            (("--attention-backend", "FLASHMLA"), {}, 180, "NVIDIA B200", "lmcache-gds"),
+            (("--attention-backend", "FLASHINFER_MLA"), {}, 80, None, None),
+            (("--attention-backend", "TOKENSPEED_MLA"), {}, 80, None, None),
+            ((), {"VLLM_KV_CACHE_LAYOUT": "NHD"}, 80, None, None),
         ],
     )
     def test_latent_attention_with_an_older_lmcache(
@@ -702,6 +703,7 @@ class TestNewerVersionsOnGpus:
         arguments: tuple[str, ...],
         environ: dict[str, str],
         gpu_gib: int,
+        gpu: str | None,
         adapter: str | None,
     ) -> None:
         write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=200 * GIB)
@@ -710,7 +712,7 @@ class TestNewerVersionsOnGpus:
             "0.5.2",
             service=serve("-tp", "8", "--max-model-len", "32768", *arguments),
             environ=environ,
-            gpus=Gpus("cuda", 8, gpu_gib * GIB),
+            gpus=Gpus("cuda", 8, gpu_gib * GIB, model=gpu),
         )
         assert prepare(session, SETTINGS).plan.adapter == adapter
 
