@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -81,7 +82,7 @@ def json_text(secret: str) -> str:
 
 
 #: How a secret comes into a list of words.
-FORMS = {
+FORMS: Mapping[str, Callable[[str, str], list[str]]] = {
     "option": lambda name, s: ["vllm", "serve", f"--{name}", s, "--port", "1"],
     "second value": lambda name, s: ["vllm", "serve", f"--{name}", "first", s],
     "with a sign": lambda name, s: ["vllm", "serve", f"--{name}={s}"],
