@@ -49,7 +49,7 @@ def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
         return start.directory / start.arguments.model
     if session.service is not None:
         return session.service.model_path
-    raise DeclinedError("the session is no model service")
+    raise DeclinedError("the start command names no model; write the path of its folder into it")
 
 
 def _locate_model(session: Session, inside: PurePosixPath) -> Located:

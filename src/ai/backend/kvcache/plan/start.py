@@ -121,10 +121,11 @@ def _uncertain(service: Service, environ: Mapping[str, str], why: str) -> Declin
             f"{connector} is already given, so the user's own KV configuration is left alone; "
             "remove it to let the plugin configure one"
         )
+    model = "/models" if service.model_path == _INTERACTIVE_DIRECTORY else service.model_path
     return DeclinedError(
         f"it is not certain how the start command runs an engine, because {why}, so the session is "
         "left alone; let the start command itself run it, with all its options, such as: "
-        f"vllm serve {shlex.quote(str(service.model_path))} --tensor-parallel-size 1"
+        f"vllm serve {shlex.quote(str(model))} --tensor-parallel-size 1"
     )
 
 
