@@ -142,7 +142,7 @@ def shells(tmp_path_factory: pytest.TempPathFactory) -> RealShells:
     return RealShells(tmp_path_factory.mktemp("shells"))
 
 
-def own_words(given: Sequence[str], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def own_words(given: Sequence[str], arguments: Sequence[object]) -> tuple[list[str], list[str]]:
     """(what stands in front of the engine's own arguments, these arguments)."""
     cut = len(given) - len(arguments)
     return list(given[:cut]), list(given[cut:])

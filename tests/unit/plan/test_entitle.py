@@ -111,7 +111,6 @@ class TestAuto:
             entitle(session(is_inference=True, project_id=None), policy(mode="auto", folder=FOLDER))
 
 
-
 class TestOff:
     @pytest.mark.parametrize(
         "off",
