@@ -180,8 +180,8 @@ class TestSurroundings:
         "more",
         [
             "--nnodes 2 --node-rank 0", "-n 2", "-n2", "--headless",
-            "--data-parallel-address 10.0.0.1", "-dp 2 -dpl 1",
-            "--data-parallel-size 8 --data-parallel-size-local 4", "-dpe",
+            "--data-parallel-address 10.0.0.1", "-dp 2 -dpl 1", "-dpe",
+            "--data-parallel-size 8 --data-parallel-size-local 4",
         ],
     )  # fmt: skip
     def test_several_nodes(self, more: str, tmp_path: Path) -> None:

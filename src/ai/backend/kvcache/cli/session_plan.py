@@ -29,6 +29,7 @@ _PLAN = t.Dict(
         ),
         t.Key("refused"): t.Mapping(_TEXT, _TEXT),
         t.Key("warnings"): t.List(_TEXT),
+        t.Key("add_by_hand"): t.Null | _TEXT,
     },
     ignore_extra="*",
 )
@@ -78,6 +79,8 @@ def _text(plan: Mapping[str, Any]) -> str:
     ]
     notes = [printable(f"not {way}: {why}") for way, why in plan["refused"].items()]
     notes += [printable(f"warning: {warning}") for warning in plan["warnings"]]
+    if plan["add_by_hand"] is not None:
+        notes.append(printable(f"run by hand: {plan['add_by_hand']}"))
     parts = [
         table(head, text=(0, 1)) if head else "",
         table([("decided", "value", "why"), *decisions], text=(0, 1, 2)) if decisions else "",

@@ -41,7 +41,7 @@ _BEARER = re.compile(rf"(\bbearer{_BLANK}+){_WORD}", _FLAGS)
 #: A field of JSON, whose quotes may be escaped; its value may be a list.
 _FIELD = re.compile(
     rf"((\\{{0,7}}[\"']){_NAME}\2\s*:\s*)"
-    r"(?:\[[^\]]*(?:\]|\Z)|(\\{0,7}[\"']).*?(?:\3|\Z)|[^\s,}\]]+)",
+    r"(?:\[[^\]]*(?:\]|\Z)|(\\{0,7}[\"']).*?(?:(?<!\\)\3|\Z)|[^\s,}\]]+)",
     _FLAGS,
 )
 
