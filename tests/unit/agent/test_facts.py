@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ai.backend.kvcache.agent.facts import gpus_of, gpus_of_environ
+from ai.backend.kvcache.agent.facts import gpus_of
 
 GIB = 2**30
 
@@ -48,16 +48,5 @@ class TestModelOfGpus:
     @pytest.mark.parametrize("model", [None, ""])
     def test_that_nobody_names_is_this_nodes_alone(self, model: str | None) -> None:
         gpus = gpus_of(allotted(1), computers(model))
-        assert gpus is not None
-        assert gpus.model == f"unknown, of {platform.node()}"
-
-    def test_in_the_environment(self) -> None:
-        environ = {"GPU_TYPE": "cuda", "GPU_CONFIG": "0:80g", "GPU_MODEL_NAME": "NVIDIA H100"}
-        gpus = gpus_of_environ(environ)
-        assert gpus is not None
-        assert (gpus.memory_bytes, gpus.model) == (80 * GIB, "NVIDIA H100")
-
-    def test_in_no_environment(self) -> None:
-        gpus = gpus_of_environ({"GPU_CONFIG": "0:80g"})
         assert gpus is not None
         assert gpus.model == f"unknown, of {platform.node()}"
