@@ -80,7 +80,7 @@ def agents(
         "owner_project_id": "32a432e6-0000-4000-8000-000000000000",
     }
     allotted = Gpus("cuda", gpus, 80 * GIB) if gpus else None
-    session = session_of(KERNEL_ID, config, environ, allotted, is_settled=False)
+    session = session_of(KERNEL_ID, config, environ, allotted)
     image = attrs.evolve(session.image, found=Versions(versions, is_complete=True))
     session = attrs.evolve(session, image=image)
     entitlement = entitle(session, Policy())
