@@ -142,6 +142,11 @@ def session_starter(client: Client) -> Iterator[SessionStarter]:
             return attempt(mounts, **options)
 
     def attempt(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
+        # What a person would start by hand: one rank for each GPU.
+        gpus = (options.get("resources") or {}).get("cuda.device", 1)
+        command = f"vllm serve /models --tensor-parallel-size {gpus}"
+        environ = {"BACKENDAI_KVCACHE_COMMAND": command, **(options.pop("environ", None) or {})}
+        options = {**options, "environ": environ}
         session_id = client.start_session(f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, **options)
         started.append(session_id)
         return running(client, session_id)

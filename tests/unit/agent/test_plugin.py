@@ -279,19 +279,14 @@ class TestLateWay:
         assert await plugin.generate_resource_data({}) == {}
         await plugin.cleanup()
 
-    async def test_with_kv_cache(
+    async def test_is_left_alone_and_told_why(
         self, late_plugin: KVCachePlugin, late_kernel: KernelMaker
     ) -> None:
-        kernel = late_kernel(
-            environ={"GPU_TYPE": "cuda", "GPU_CONFIG": "0:80g,1:80g", "VLLM_TP_SIZE": "2"}
-        )
+        kernel = late_kernel()
         await self.run(late_plugin, kernel)
-        # 2 x 131,072 tokens x 65,536 bytes x 1.05 = 16.8, in whole GiB
-        environ = (kernel.config_dir / "environ.txt").read_text()
-        assert "LMCACHE_GDS_BUFFER_SIZE=17408\n" in environ
-        assert environ.startswith("A=1\n")
-        plan = plan_of(kernel)
-        assert "--config /home/config/kvcache/vllm.yaml" in plan["add_by_hand"]
+        assert (kernel.config_dir / "environ.txt").read_text() == "A=1\n"
+        assert [path.name for path in kernel.source_path.iterdir()] == ["plan.json"]
+        assert "cannot change the start command" in plan_of(kernel)["no_kv_cache_because"]
 
     async def test_without(self, late_plugin: KVCachePlugin, late_kernel: KernelMaker) -> None:
         kernel = late_kernel(with_folder=False)

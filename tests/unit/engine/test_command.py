@@ -188,9 +188,9 @@ class TestAgainstRealShells:
         """Lines at random: what is read for certain is what bash really gives."""
         atoms = [
             *"ab1-=./'\"\\${}:~#\n\t;|&>`*?[]!", " ", " ", "$A", "${E}", '"$B"', "${X:-d}",
-            "${A:+z}", "$((2*N))", "$'a\\n'", "'q r'", "\\\n", "\\ ", " -tp 8", "2>&1", "| tee l",
-            "# c", "C=4 ", "$C",
-            "$S", '"$@"', "$1", "$*", "\r", "é", "=~", "{a,b}", "$Q", "8>", " &> o",
+            "${A:+z}", "$((2*N))", "$'a\\n'", "'q r'", "\\\n", "\\ ", " -tp 8", "2>&1",
+            "| tee l", "# c",
+            "C=4 ", "$C", "$S", '"$@"', "$1", "$*", "\r", "é", "=~", "{a,b}", "$Q", "8>", " &> o",
         ]  # fmt: skip
         chosen = random.Random(20)
         certain = 0

@@ -52,7 +52,14 @@ class TestReadArguments:
 
     @pytest.mark.parametrize(
         ("text", "tokens"),
-        [("8192", 8192), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("1M", 1_048_576)],
+        [
+            ("8192", 8192),
+            ("32k", 32_000),
+            ("32K", 32_768),
+            ("1.5k", 1500),
+            ("1M", 1_048_576),
+            (" 8k ", 8000),
+        ],
     )
     def test_lengths_for_people(self, text: str, tokens: int) -> None:
         assert read_arguments(["--max-model-len", text]).max_model_len == tokens
@@ -72,6 +79,11 @@ class TestReadArguments:
             ["-tp", "many"],
             ["-tp", "0"],
             ["-tp", "$TP"],
+            ["-tp", "8k"],
+            ["--max-model-len", "1e5"],
+            ["--max-model-len", "131,072"],
+            ["--max-model-len", "1.5K"],
+            ["--max-num-seqs", "64K"],
             ["--max-model-len", "-5"],
             ["--gpu-memory-utilization", "90%"],
             ["--gpu-memory-utilization", "1.5"],

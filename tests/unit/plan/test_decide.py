@@ -280,14 +280,6 @@ class TestOnGpus:
         assert "LMCACHE_GDS_PATH" not in preparation.environment
         assert "/secret/path" not in preparation.files["plan.json"]
 
-    def test_interactive_session_is_told_what_to_add(self, make: SessionMaker) -> None:
-        preparation = prepare(make(gpus=EIGHT_GPUS, service=None), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
-        assert preparation.plan.add_by_hand == (
-            "vllm serve MODEL --config /home/config/kvcache/vllm.yaml --gpu-memory-utilization 0.6"
-        )
-
     def test_parallel_size_from_the_environment(self, make: SessionMaker) -> None:
         session = make(gpus=EIGHT_GPUS, environ={"VLLM_TP_SIZE": "8"})
         assert prepare(session, SETTINGS).environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
@@ -523,11 +515,6 @@ class TestFaults:
         session = make(gpus=EIGHT_GPUS, service=serve("-tp", "7"))
         assert "tensor-parallel size of 7" in reason(prepare(session, SETTINGS))
 
-    def test_no_model_folder(self, make: SessionMaker) -> None:
-        session = make(service=None)
-        session = attrs.evolve(session, mounts=session.mounts[1:])
-        assert reason(prepare(session, SETTINGS)) == "the session has no model folder"
-
     def test_model_from_a_hub(self, make: SessionMaker) -> None:
         service = Service(("vllm", "serve", "org/model"), PurePosixPath("/models"))
         assert "'/models/org/model' is not in" in reason(prepare(make(service=service), SETTINGS))
@@ -695,16 +682,17 @@ class TestNewerVersionsOnGpus:
         assert prepare(session, SETTINGS).plan.adapter == adapter
 
     @pytest.mark.parametrize(
-        ("arguments", "environ", "gpu_gib", "adapter"),
+        ("arguments", "environ", "gpu_gib", "gpu", "adapter"),
         [
-            ((), {}, 80, "lmcache-gds"),
-            ((), {}, 141, "lmcache-gds"),
+            ((), {}, 80, None, "lmcache-gds"),
+            ((), {}, 141, "NVIDIA H200", "lmcache-gds"),
             # Of a generation on which vLLM takes FlashInfer by itself.
-            ((), {}, 180, None),
-            (("--attention-backend", "FLASHMLA"), {}, 180, "lmcache-gds"),
-            (("--attention-backend", "FLASHINFER_MLA"), {}, 80, None),
-            (("--attention-backend", "TOKENSPEED_MLA"), {}, 80, None),
-            ((), {"VLLM_KV_CACHE_LAYOUT": "NHD"}, 80, None),
+            ((), {}, 180, None, None),
+            ((), {}, 90, "NVIDIA B200", None),
+            (("--attention-backend", "FLASHMLA"), {}, 180, "NVIDIA B200", "lmcache-gds"),
+            (("--attention-backend", "FLASHINFER_MLA"), {}, 80, None, None),
+            (("--attention-backend", "TOKENSPEED_MLA"), {}, 80, None, None),
+            ((), {"VLLM_KV_CACHE_LAYOUT": "NHD"}, 80, None, None),
         ],
     )
     def test_latent_attention_with_an_older_lmcache(
@@ -715,6 +703,7 @@ class TestNewerVersionsOnGpus:
         arguments: tuple[str, ...],
         environ: dict[str, str],
         gpu_gib: int,
+        gpu: str | None,
         adapter: str | None,
     ) -> None:
         write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=200 * GIB)
@@ -723,7 +712,7 @@ class TestNewerVersionsOnGpus:
             "0.5.2",
             service=serve("-tp", "8", "--max-model-len", "32768", *arguments),
             environ=environ,
-            gpus=Gpus("cuda", 8, gpu_gib * GIB),
+            gpus=Gpus("cuda", 8, gpu_gib * GIB, model=gpu),
         )
         assert prepare(session, SETTINGS).plan.adapter == adapter
 
@@ -813,17 +802,6 @@ class TestOtherWays:
             "set by the user",
         )
         assert "/tmp/mine" not in preparation.files["plan.json"]
-
-    def test_no_directory_for_counters_in_a_settled_container(self, on_gpus: SessionMaker) -> None:
-        settings = Settings(wish=Wish(transport=Transport.POSIX))
-        preparation = prepare(on_gpus(is_settled=True), settings)
-        assert "LMCACHE_REMOTE_URL" in preparation.environment
-        assert "PROMETHEUS_MULTIPROC_DIR" not in preparation.environment
-        assert preparation.memory_directories == ()
-        assert decision_on("PROMETHEUS_MULTIPROC_DIR", preparation) == (
-            "not set",
-            "the container cannot be given its directory any more",
-        )
 
     def test_no_counters_of_gpudirect_storage(self, on_gpus: SessionMaker) -> None:
         # LMCache does not count there what it loads, and a page would say that it is nothing.
@@ -945,23 +923,6 @@ class TestOtherWays:
         assert "forgets everything" in warnings
         assert "answer with another request's cache" in warnings
 
-    def test_engine_that_nobody_starts_yet(self, on_gpus: SessionMaker) -> None:
-        preparation = prepare(on_gpus(image=SGLANG, service=None), SETTINGS)
-        assert preparation.plan.adapter == "sglang-hicache"
-        assert str(preparation.plan.add_by_hand).startswith(
-            "python3 -m sglang.launch_server --model-path MODEL --enable-hierarchical-cache"
-        )
-
-    def test_labels_say_what_runs(self, on_gpus: SessionMaker) -> None:
-        labels = {
-            "ai.backend.kvcache.engine": "sglang",
-            "ai.backend.kvcache.engine-version": "0.5.23",
-        }
-        image = Image("local/stable/sglang:1", labels)
-        plan = prepare(on_gpus(image=image, service=None), SETTINGS).plan
-        assert plan.adapter == "sglang-hicache"
-        assert not any("does not say its versions" in warning for warning in plan.warnings)
-
     def test_ways_have_namespaces_of_their_own(self, on_gpus: SessionMaker) -> None:
         older, newer = (Image("image", labels) for labels in (IN_PROCESS_LABELS, LABELS))
         ways = {
@@ -994,19 +955,7 @@ class TestOtherWays:
         assert metrics["path"] == "/metrics"
 
 
-class TestUncertainCommand:
-    @pytest.mark.parametrize(
-        "command",
-        [("bash", "-c", "vllm serve /models; exit"), ("vllm serve /models",), ("./run.sh",), ()],
-    )
-    def test_is_left_alone(self, make: SessionMaker, command: tuple[str, ...]) -> None:
-        preparation = prepare(make(service=Service(command, PurePosixPath("/models"))), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.plan.add_by_hand == (
-            "sh /home/config/kvcache/with-server.sh vllm serve MODEL "
-            "--config /home/config/kvcache/vllm.yaml"
-        )
-
+class TestShellsLine:
     def test_shells_line_is_completed(self, make: SessionMaker) -> None:
         service = Service(("bash", "-c", "exec vllm serve $M -tp 8"), PurePosixPath("/models"))
         session = make(gpus=EIGHT_GPUS, service=service, environ={"M": "/models"})
@@ -1029,22 +978,6 @@ class TestUncertainCommand:
         preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
         assert "--api-key '***' from variables" in " ".join(preparation.plan.warnings)
         assert "s3cr3t" not in json.dumps(preparation.plan.to_json())
-
-    def test_keys_of_a_settled_session_are_not_recorded(self, make: SessionMaker) -> None:
-        session = make(is_settled=True, service=serve("--api-key", "s3cr3t"))
-        plan = prepare(session, SETTINGS).plan
-        assert "--api-key '***' " in str(plan.add_by_hand)
-        assert "s3cr3t" not in json.dumps(plan.to_json())
-
-    def test_settled_session(self, make: SessionMaker) -> None:
-        preparation = prepare(make(is_settled=True), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.shared_memory_bytes == 0
-        assert preparation.plan.add_by_hand == (
-            "sh /home/config/kvcache/with-server.sh vllm serve /home/config/kvcache/model "
-            "--served-model-name /models --config /home/config/kvcache/vllm.yaml"
-        )
-        assert "shmem=2048m" in preparation.plan.warnings[0]
 
 
 class TestModelLink:

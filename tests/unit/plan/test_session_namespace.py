@@ -221,7 +221,7 @@ class TestLayoutOfTheEngine:
             ["--hicache-mem-layout", "page_first"],
             ["--hicache-mem-layout=page_first"],
             ["--hicache-io-backend", "direct"],
-            ["--hicache-io", "direct"],
+            ["--hicache-io-back", "direct"],
             ["--attention-backend", "triton"],
             ["--page-size", "32"],
             ["--enable-page-major-kv-layout"],
@@ -318,7 +318,6 @@ def test_variables_of_lmcache(of: Make, variable: str, counts: bool) -> None:
         (["--port", "8001"], False),
         (["--log-level", "info"], False),
         (["--mem-fraction-static", "0.8"], False),
-        (["--hicache-ratio", "2"], False),
     ],
 )
 def test_options_of_sglang(of: Make, arguments: list[str], counts: bool) -> None:
@@ -354,6 +353,41 @@ class TestPlacesOfAnOption:
         extra = {"VLLM_EXTRA_ARGS": "--moe-backend marlin"}
         by_variable = of("lmcache-mp", environ=extra)
         assert by_variable.description == of("lmcache-mp", "--moe-backend", "marlin").description
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "kv-cache-dtype-skip-layers: ['0', sliding_window]",
+            "kv_cache_dtype_skip_layers:\n- 0\n- sliding_window",
+        ],
+    )
+    def test_list_in_a_config_file(self, of: Make, model: Path, content: str) -> None:
+        (model / "mine.yaml").write_text(content)
+        told = ["--gpu-memory-utilization", "0.5"]
+        by_file = of("vllm-tiering", *told, "--config", "mine.yaml")
+        option = "--kv-cache-dtype-skip-layers"
+        by_command = of("vllm-tiering", *told, option, "0", "sliding_window")
+        assert by_file.description == by_command.description
+
+    def test_mapping_in_a_config_file(self, of: Make, model: Path) -> None:
+        (model / "mine.yaml").write_text("attention-config:\n  backend: FLASHINFER\n")
+        by_file = of("vllm-tiering", "--config", "mine.yaml")
+        by_command = of("vllm-tiering", "--attention-backend", "FLASHINFER")
+        assert by_file.description == by_command.description
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("env", "VLLM_PP_LAYER_PARTITION=20,68", *VLLM),
+            ("bash", "-c", 'VLLM_PP_LAYER_PARTITION=20,68 vllm serve /models "$@"', "wrap"),
+            ("bash", "-c", 'export VLLM_PP_LAYER_PARTITION=20,68; vllm serve /models "$@"', "x"),
+        ],
+    )
+    def test_variable_in_the_command(self, of: Make, command: tuple[str, ...]) -> None:
+        by_command = of("lmcache-mp", service=Service(command, PurePosixPath("/models")))
+        by_environment = of("lmcache-mp", environ={"VLLM_PP_LAYER_PARTITION": "20,68"})
+        assert by_command.description == by_environment.description
+        assert by_command.name != of("lmcache-mp").name
 
     def test_command_wins_over_the_file(self, of: Make, model: Path) -> None:
         (model / "mine.yaml").write_text("moe-backend: triton\n")

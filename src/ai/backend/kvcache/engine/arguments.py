@@ -22,9 +22,11 @@ from .expansion import Argument
 from .hf_overrides import Overrides
 from .options import Choice, OptionTable
 
-#: Options by which KV cache is already configured, whatever stands behind.
+#: Options by which KV cache is already configured, whatever stands behind. SGLang's --hicache-io-…
+#: and --hicache-mem-… say how blocks move and lie, and switch nothing on; the namespace has them.
 _CONNECTOR = re.compile(
-    r"--(?:kv-(?:transfer|connector|offload)|lmcache-|hicache-|enable-(?:lmcache|hi(?:cache|era)))"
+    r"--(?:kv-(?:transfer|connector|offload)|lmcache-|hicache-(?!io-|mem-)|"
+    r"enable-(?:lmcache|hi(?:cache|era)))"
 )
 
 #: The same, and variables of the user's own, in a text that nobody can split into arguments.

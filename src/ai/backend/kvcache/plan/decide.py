@@ -21,6 +21,7 @@ from ..policy.settings import Settings
 from ..sizes import MIB, gib
 from .conflicts import conflict_notes, refuse_conflicts, refuse_way
 from .folder import find_folder
+from .masks import masked
 from .memory import Context, divide_memory
 from .model import Model, read_model
 from .namespace import session_namespace, versions_of
@@ -218,6 +219,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
         host_bytes=memory.host.size * memory.host.pools,
         environment=environment,
         arguments=told.arguments,
+        add_by_hand=None if session.service else masked(changed.command),
         metrics=setup.metrics,
         refused=dict(refused),
         decisions=(
@@ -260,7 +262,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
         environment={**environment, **changed.environment},
         files={**told.files, PLAN_FILE: plan_text(plan)},
         links=told.links,
-        start_command=changed.command,
+        start_command=changed.command if session.service else None,
         shared_memory_bytes=shared_memory,
         memory_directories=tuple(p for name, p in directories.items() if name in environment),
         devices=choice.devices,

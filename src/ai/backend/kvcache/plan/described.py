@@ -170,7 +170,7 @@ def _gpus(
         notes.append(f"only {needed} of {count} GPUs are used, as the start command says")
     if said.gpu_memory_bytes is None:
         notes.append(f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed")
-    return Gpus("cuda", count, memory, is_fraction, said.gpu_model), tuple(notes)
+    return Gpus("cuda", count, memory, is_fraction=is_fraction, model=said.gpu_model), tuple(notes)
 
 
 def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:

@@ -44,6 +44,8 @@ class Plan:
     environment: Mapping[str, str] = attrs.field(factory=dict)
     arguments: tuple[str, ...] = ()
     """What is added to the engine's command line."""
+    add_by_hand: str | None = None
+    """The command to run in a session that starts no engine by itself."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     refused: Mapping[str, str] = attrs.field(factory=dict)
     """The ways that the session cannot go: adapter → why not."""
@@ -72,6 +74,7 @@ class Plan:
             "host_bytes": self.host_bytes,
             "environment": dict(self.environment),
             "arguments": list(self.arguments),
+            "add_by_hand": self.add_by_hand,
             "metrics": [attrs.asdict(endpoint) for endpoint in self.metrics],
             "decisions": [attrs.asdict(d) for d in self.decisions],
             "warnings": list(self.warnings),

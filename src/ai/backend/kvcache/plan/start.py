@@ -34,11 +34,15 @@ from ..engine.sglang import SGLANG
 from ..engine.vllm import DYNAMO, VLLM
 from ..errors import DeclinedError, StartCommandError
 from ..model.parallel import Parallel
+from ..policy.request import COMMAND
 from .masks import masked_line
 from .session import Service, Session
 
 #: The kernel runner puts the model's path in this token's place (ai.backend.common.config).
 _MODEL_PATH_TOKEN = "{model_path}"
+
+#: Where a person's shell begins.
+_INTERACTIVE_DIRECTORY = PurePosixPath("/home/work")
 
 _MAX_CONFIG_BYTES = 2**20
 
@@ -124,6 +128,23 @@ def _uncertain(service: Service, environ: Mapping[str, str], why: str) -> Declin
     )
 
 
+def _service_of(session: Session) -> Service:
+    """What is started, by Backend.AI or by a person.
+
+    Raises:
+        DeclinedError: nothing says what a person is going to start.
+    """
+    if session.service is not None:
+        return session.service
+    if line := session.environ.get(COMMAND):
+        return Service(("bash", "-c", line), _INTERACTIVE_DIRECTORY)
+    raise DeclinedError(
+        "the session starts no engine by itself, and how one will be started in it is not known; "
+        "say it in a variable of the session, with all its options, such as: "
+        f"{COMMAND}='vllm serve /models --tensor-parallel-size 1'"
+    )
+
+
 def read_start(session: Session) -> EngineStart:
     """Reads the engine's start from all places that have a say in it.
 
@@ -131,14 +152,9 @@ def read_start(session: Session) -> EngineStart:
         DeclinedError: it is not certain what is started, or with which arguments.
         StartCommandError: an argument cannot be understood.
     """
-    service = session.service
-    if service is None:
-        raise DeclinedError(
-            "the session is no model service: nothing says how an engine will be started in it, "
-            "and what is kept for one start could be wrong for another; run the engine as a model "
-            "service, whose start command says it, such as: vllm serve /models"
-        )
-    appended = environment_arguments(session.environ)
+    service = _service_of(session)
+    # To what a person starts, Backend.AI adds nothing.
+    appended = environment_arguments(session.environ) if session.service else []
     try:
         command = find_engine(service.start_command, appended, session.environ)
         dialect = _DIALECTS[command.program]
