@@ -39,6 +39,10 @@ def ensure_small() -> None:
     rootfs = debian_rootfs(_SMALL_PACKAGES)
     wanted = labels(runtime_path="/usr/bin/python3", minimum_memory="64m")
     wanted["ai.backend.service-ports"] = "ipython:pty:3000"
+    # No engine is in it. What sessions get of the plugin is seen all the same, and with these
+    # versions every way of vLLM's is right, with GPUs and without.
+    wanted["ai.backend.kvcache.engine-version"] = "0.20.2"
+    wanted["ai.backend.kvcache.lmcache-version"] = "0.4.6"
     wanted[_MADE_FROM] = digest_of(rootfs.name, *sorted(f"{k}={v}" for k, v in wanted.items()))
     present = docker.labels_of(SMALL)
     if present is None or present.get(_MADE_FROM) != wanted[_MADE_FROM]:

@@ -16,7 +16,8 @@ from ai.backend.kvcache.errors import KVCacheError
 from ai.backend.kvcache.model.catalog import catalog
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import ModelSource
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 
 
 def plan_for(config: Any) -> None:

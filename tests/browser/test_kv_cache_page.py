@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from ai.backend.kvcache.cli.provision import folder_name
+from ai.backend.kvcache.policy.place import provisioned_place
 from ai.backend.kvcache.policy.policy import ETCD_KEY
 from cluster.conftest import client as client
 from cluster.conftest import image as image
+from cluster.projects import VOLUME, find_project, new_vfolder
+from cluster.rest import ask
 from devcluster import demo, etcd, settings
-from devcluster.client import Client, connect, model_definition
+from devcluster.client import Client, model_definition
 from devcluster.models import FUNCTION_MODEL, make_tiny_model
 from devcluster.tinytext import long_prompt
 
@@ -196,12 +198,10 @@ def test_figures_for_people(page_of: PageOf) -> None:
 
 def remove_kv_folder(project: str) -> None:
     """What the page has made for it, for good."""
-    with connect("admin") as admin:
-        for folder in admin.api.VFolder.list():
-            if folder["name"] == folder_name("kv-cache", project):
-                if folder["status"] == "ready":
-                    admin.api.VFolder.delete_by_id(UUID(folder["id"]).hex)
-                admin.api.VFolder(folder["name"], UUID(folder["id"])).delete_trash()
+    etcd.delete(ETCD_KEY)
+    answer = ask("admin", "DELETE", f"/folders/{VOLUME}/{project}")
+    assert answer.status == HTTPStatus.OK, answer.body
+    assert answer.body["gone"] is True
 
 
 @pytest.fixture
@@ -222,6 +222,26 @@ class TestFromSwitchToFigures:
         yield
         remove_kv_folder(project)
 
+    def test_vfolder_of_earlier_versions_is_replaced(
+        self, page_of: PageOf, shoot: Shoot, project: str
+    ) -> None:
+        default = find_project("default")
+        assert default is not None
+        with new_vfolder(default, f"kv-{uuid.uuid4().hex[:8]}", permission="ro") as old:
+            etcd.put(ETCD_KEY, json.dumps(old.policy()))
+            page = page_of("admin", PATH)
+            expect(row(page, project)).to_contain_text("can read and change")
+            shoot(page, "reachable-folder")
+            page.once("dialog", lambda dialog: dialog.dismiss())
+            row(page, project).get_by_role("button", name="Replace it").click()
+            assert stored() == old.policy()
+            page.once("dialog", lambda dialog: dialog.accept())
+            row(page, project).get_by_role("button", name="Replace it").click()
+            expect(saved(row(page, project))).to_be_visible()
+            expect(row(page, project).get_by_role("button", name="Replace it")).to_have_count(0)
+            provisioned = str(provisioned_place(VOLUME, project))
+            assert stored() == {"projects": {project: {"folder": provisioned}}}
+
     def test_service(
         self,
         page_of: PageOf,
@@ -238,7 +258,7 @@ class TestFromSwitchToFigures:
         expect(saved(row(page, project))).to_be_visible()
         said = stored()["projects"][project]
         assert said["mode"] == "auto"
-        assert said["folder"].startswith(f"local:volume1/project:{project}/")
+        assert said["folder"] == str(provisioned_place(VOLUME, project))
 
         resources = {**demo.RESOURCES, "mem": "5g"}
         service = demo.create_service(client, model, image, resources, folders={})

@@ -17,12 +17,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from devcluster import command, demo, images, settings
+from ai.backend.kvcache.policy.policy import ETCD_KEY
+from devcluster import command, demo, etcd, images, settings
 from devcluster.client import Client, connect, model_definition, wait_until
 from devcluster.console import SetupError
 from devcluster.image import engine_image
 from devcluster.models import FUNCTION_MODEL, make_tiny_model
 from devcluster.tinytext import long_prompt
+
+from .projects import OWN_PROJECT, USER, Project, ProjectFolder, find_project, make_project, policy
 
 GIB = 2**30
 
@@ -139,6 +142,11 @@ def session_starter(client: Client) -> Iterator[SessionStarter]:
             return attempt(mounts, **options)
 
     def attempt(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
+        # What a person would start by hand: one rank for each GPU.
+        gpus = (options.get("resources") or {}).get("cuda.device", 1)
+        command = f"vllm serve /models --tensor-parallel-size {gpus}"
+        environ = {"BACKENDAI_KVCACHE_COMMAND": command, **(options.pop("environ", None) or {})}
+        options = {**options, "environ": environ}
         session_id = client.start_session(f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, **options)
         started.append(session_id)
         return running(client, session_id)
@@ -150,6 +158,36 @@ def session_starter(client: Client) -> Iterator[SessionStarter]:
 def running(client: Client, session_id: str) -> RunningSession:
     kernel = client.wait_for_container(session_id)
     return RunningSession(session_id, kernel["id"], kernel["container_id"])
+
+
+def kv_mounts(session: RunningSession) -> dict[str, tuple[str, bool]]:
+    """Where folders of the volume are in the container → (which, writable), without the model."""
+    return {
+        mount["Destination"]: (mount["Source"], mount["RW"])
+        for mount in session.inspect()["Mounts"]
+        if mount["Source"].startswith(f"{settings.VOLUME}/") and mount["Destination"] != "/models"
+    }
+
+
+type PolicySetter = Callable[[Any], None]
+
+
+@pytest.fixture
+def set_policy() -> Iterator[PolicySetter]:
+    yield lambda policy: etcd.put(ETCD_KEY, json.dumps(policy))
+    etcd.delete(ETCD_KEY)
+
+
+@pytest.fixture(scope="session")
+def own_project() -> Project:
+    return find_project(OWN_PROJECT) or make_project(OWN_PROJECT, USER)
+
+
+@pytest.fixture(scope="module")
+def own_folder(own_project: Project) -> ProjectFolder:
+    """The folder of OWN_PROJECT, as an administrator makes it."""
+    policy("provision", "--yes", OWN_PROJECT)
+    return own_project.folder
 
 
 @pytest.fixture(scope="session")

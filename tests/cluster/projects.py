@@ -6,16 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from ai.backend.kvcache.cli.policy_store import read_document
-from ai.backend.kvcache.cli.provision import folder_name
-from ai.backend.kvcache.policy.place import parse_place
-from devcluster import configuration, settings
+from ai.backend.kvcache.policy.place import Host, parse_place, provisioned_place
+from devcluster import configuration, database, settings
 from devcluster.client import connect
+
+#: Ids of the cluster's users. "other-user" is a member of the default project alone.
+USER = "dfa9da54-4b28-432f-be29-c0d680c7a412"
+OTHER_USER = "009fb1a4-487c-4f6e-9b1b-228b94b1d040"
+
+#: The project of which "user" is a member as well. It stays, since its sessions are remembered.
+OWN_PROJECT = "kvcache-own"
+
+#: Where projects' folders are made here.
+VOLUME = Host("local", "volume1")
 
 _PROJECTS = "query { groups { id name } }"
 
@@ -73,6 +84,7 @@ class ProjectFolder:
     @property
     def path(self) -> Path:
         """On this machine."""
+        # As the storage proxy lays a volume out.
         scope, _, key = parse_place(self.place).vfid.partition(":")[2].partition("/")
         return settings.VOLUME / scope.replace("-", "") / key[:2] / key[2:4] / key[4:]
 
@@ -96,8 +108,9 @@ class Project:
     name: str
 
     @property
-    def folder_name(self) -> str:
-        return folder_name("kv-cache", self.id)
+    def folder(self) -> ProjectFolder:
+        """The one that is provisioned for it, whether it is there or not."""
+        return ProjectFolder(self.id, str(provisioned_place(VOLUME, self.id)))
 
     def said(self) -> dict[str, Any]:
         """What the stored policy says for it."""
@@ -106,8 +119,8 @@ class Project:
         said: dict[str, Any] = document.get("projects", {}).get(self.id, {})
         return said
 
-    def folders(self) -> list[dict[str, Any]]:
-        """Its folders, as the manager has them."""
+    def vfolders(self) -> list[dict[str, Any]]:
+        """Its VFolders, as the manager has them."""
         with connect("admin") as admin:
             return [dict(f) for f in admin.api.VFolder.list() if f["group"] == self.id]
 
@@ -136,3 +149,32 @@ def make_project(name: str, *members: str) -> Project:
             added = {"user_update_mode": "add", "user_uuids": list(members)}
             admin.api.Admin.query(_ADD_MEMBERS, {"id": project.id, "input": added})
     return project
+
+
+@contextmanager
+def new_vfolder(project: Project, name: str, **options: Any) -> Iterator[ProjectFolder]:
+    """A VFolder of a project's; as earlier versions provisioned it, with ``permission="ro"``."""
+    # Of several clients that are open, the last one's keys count, so this one does not stay open.
+    with connect("admin") as admin:
+        made = admin.api.VFolder.create(name, group=project.id, usage_mode="general", **options)
+    place = f"{made['host']}/{made['quota_scope_id']}/{made['id'].replace('-', '')}"
+    yield ProjectFolder(project.id, place)
+    with connect("admin") as admin:
+        admin.api.VFolder(name).delete()
+
+
+@contextmanager
+def project_admin(project: Project, user: str) -> Iterator[None]:
+    """A user has the role of the project's admin for as long.
+
+    Args:
+        user: the user's id.
+    """
+    # The first is of the projects that came with the database, the second of those made since.
+    names = f"'role_project_{project.id[:8]}_admin', 'project-{project.id[:8]}-admin'"
+    role = f"SELECT id FROM roles WHERE name IN ({names})"
+    database.query(f"INSERT INTO user_roles (user_id, role_id) SELECT '{user}', ({role})")
+    try:
+        yield
+    finally:
+        database.query(f"DELETE FROM user_roles WHERE user_id = '{user}' AND role_id = ({role})")

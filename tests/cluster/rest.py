@@ -60,6 +60,14 @@ class Answer:
 
 def ask(role: str | None, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
     """What the manager answers to a user; to nobody in particular where the role is None."""
+    return ask_manager(role, method, f"/kvcache{path}", body)
+
+
+def ask_manager(
+    role: str | None, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> Answer:
+    """The same at a path of the manager's own; without a body where it answers none."""
     auth = None if role is None else Signed(role)
-    response = requests.request(method, BASE + path, json=body, auth=auth, timeout=30)
-    return Answer(response.status_code, response.json())
+    url = f"{settings.manager_url()}{path}"
+    response = requests.request(method, url, json=body, auth=auth, timeout=30)
+    return Answer(response.status_code, response.json() if response.content else None)

@@ -9,38 +9,39 @@ import signal
 import socket
 import socketserver
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
-from ai.backend.client.exceptions import BackendAPIError
 
 from ai.backend.kvcache.agent.storage import FAILURE_SECONDS
-from ai.backend.kvcache.cli.provision import folder_name
-from ai.backend.kvcache.policy.policy import ETCD_KEY
-from devcluster import command, database, demo, etcd, lifecycle, process, settings
-from devcluster.client import SMALL_IMAGE, Client, connect, model_definition, wait_until
-from devcluster.tinytext import long_prompt
+from devcluster import command, database, etcd, lifecycle, process, settings
+from devcluster.client import Client, connect, wait_until
 
-from .conftest import RunningSession, SessionStarter, running, session_starter
-from .projects import Project, ProjectFolder, backend_ai, find_project, make_project, policy
+from .conftest import (
+    PolicySetter,
+    RunningSession,
+    SessionStarter,
+    kv_mounts,
+    running,
+    session_starter,
+)
+from .projects import (
+    OWN_PROJECT,
+    USER,
+    Project,
+    ProjectFolder,
+    find_project,
+    new_vfolder,
+)
 
 #: What the user asks, where sessions have to ask.
 ASKS = {"BACKENDAI_KVCACHE": "auto"}
-
-#: Its id. "other-user" is a member of the default project alone.
-USER = "dfa9da54-4b28-432f-be29-c0d680c7a412"
-
-#: The project of which "user" is a member as well. It stays, since its sessions are remembered.
-OWN_PROJECT = "kvcache-own"
 
 STORAGE_PROXY = (settings.HOST, settings.PORTS["storage_manager"])
 
@@ -51,43 +52,16 @@ ETCD_PAUSE_SECONDS = 20.0
 @contextmanager
 def new_folder(project_name: str = "default") -> Iterator[ProjectFolder]:
     """One that no agent has asked for yet."""
-    name = f"kv-{uuid.uuid4().hex[:8]}"
     project = find_project(project_name)
     assert project is not None
-    # Of several clients that are open, the last one's keys count, so this one does not stay open.
-    with connect("admin") as admin:
-        made = admin.api.VFolder.create(name, group=project.id, usage_mode="general")
-    place = f"{made['host']}/{made['quota_scope_id']}/{made['id'].replace('-', '')}"
-    yield ProjectFolder(project.id, place)
-    with connect("admin") as admin:
-        admin.api.VFolder(name).delete()
+    with new_vfolder(project, f"kv-{uuid.uuid4().hex[:8]}") as folder:
+        yield folder
 
 
 @pytest.fixture
 def folder() -> Iterator[ProjectFolder]:
     with new_folder() as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def own_project() -> Project:
-    return find_project(OWN_PROJECT) or make_project(OWN_PROJECT, USER)
-
-
-@pytest.fixture(scope="module")
-def own_folder(own_project: Project) -> ProjectFolder:
-    """The folder of OWN_PROJECT, as an administrator makes it."""
-    policy("provision", OWN_PROJECT)
-    return ProjectFolder(own_project.id, own_project.said()["folder"])
-
-
-type PolicySetter = Callable[[Any], None]
-
-
-@pytest.fixture
-def set_policy() -> Iterator[PolicySetter]:
-    yield lambda policy: etcd.put(ETCD_KEY, json.dumps(policy))
-    etcd.delete(ETCD_KEY)
 
 
 @pytest.fixture
@@ -101,15 +75,6 @@ def start(client: Client, folder: ProjectFolder) -> Iterator[SessionStarter]:
 def model(model_folder: tuple[str, Path]) -> dict[str, str | None]:
     """All that a session mounts by itself."""
     return {model_folder[0]: "/models"}
-
-
-def kv_mounts(session: RunningSession) -> dict[str, tuple[str, bool]]:
-    """Where folders of the volume are in the container → (which, writable), without the model."""
-    return {
-        mount["Destination"]: (mount["Source"], mount["RW"])
-        for mount in session.inspect()["Mounts"]
-        if mount["Source"].startswith(f"{settings.VOLUME}/") and mount["Destination"] != "/models"
-    }
 
 
 #: Run in a session, as the container's root. It looks for a way out of the folder.
@@ -281,115 +246,6 @@ class TestOtherUser:
             assert "cannot be prepared" in plan["no_kv_cache_because"]
             assert kv_mounts(misled) == {}
             assert tree(own_folder.path) == before
-
-    def test_may_not_mount_it(self, own_folder: ProjectFolder) -> None:
-        """By no name, nor through a folder of its own."""
-        name = folder_name("kv-cache", own_folder.project)
-        own_id = str(uuid.UUID(own_folder.id))
-        with connect("other-user") as other_client:
-            mine = other_client.ensure_folder("auto-mode-own")
-            with suppress(FileExistsError):
-                (mine / "link").symlink_to(own_folder.path)
-            statuses: dict[str, int] = {}
-            for source in (
-                *(name, own_folder.id, own_id, f"{name}/scopes", str(own_folder.path)),
-                *("..", "../..", "auto-mode-own/..", f"auto-mode-own/../{own_folder.id}"),
-                *("auto-mode-own/link", "auto-mode-own/link/scopes"),
-            ):
-                try:
-                    other_client.start_session("auto-mode-refused", mounts={source: "/kvcache"})
-                except BackendAPIError as e:
-                    statuses[source] = e.status
-                else:
-                    statuses[source] = HTTPStatus.OK
-                    other_client.stop_sessions(other_client.active_sessions())
-            assert [s for s, status in statuses.items() if not 400 <= status < 500] == []
-            done = backend_ai(
-                *("session", "create", SMALL_IMAGE, "--name", "auto-mode-refused"),
-                *("--enqueue-only", "-r", "cpu=1", "-r", "mem=512m", "--kv-cache", name),
-                role="other-user",
-            )
-            assert done.returncode == 1
-            assert "No such virtual folder" in done.stdout + done.stderr
-            assert other_client.active_sessions() == []
-
-
-#: Run in a session. It empties the memory of LMCache's server; what is in the folder stays.
-CLEAR_SERVER = """
-import sys, urllib.request
-url = f"http://{sys.argv[1]}:{sys.argv[2]}/cache/clear"
-urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30)
-"""
-
-
-def forget(url: str, session: RunningSession) -> None:
-    """The engine has nothing in its memory any more, as after a restart."""
-
-    def is_reset() -> bool | None:
-        request = urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)["success"] or None
-
-    wait_until("vLLM's letting go of its blocks", is_reset, 60, every=0.5)
-    (server,) = session.plan()["metrics"]
-    session.run("python3", "-c", CLEAR_SERVER, server["host"], str(server["port"]))
-
-
-class TestService:
-    """Made by the command, in a project where sessions have to ask."""
-
-    @pytest.fixture
-    def service(
-        self,
-        client: Client,
-        image: str,
-        tiny_model: Path,
-        own_folder: ProjectFolder,
-        set_policy: PolicySetter,
-    ) -> Iterator[str]:
-        # All that an administrator does.
-        policy("provision", OWN_PROJECT)
-        model, name = "auto-mode-tiny", f"auto-{uuid.uuid4().hex[:8]}"
-        demo.ensure_model(client, model, tiny_model, model_definition(demo.START_COMMAND))
-        done = backend_ai(
-            *("service", "create", f"local/{image}", model, "1", "--name", name),
-            *("-p", OWN_PROJECT, "--kv-cache", "auto", "-r", "cpu=2", "-r", "mem=6g"),
-            *("--model-definition-path", "model-definition.yaml", "--public"),
-            # Its memory can be emptied without a restart, which takes a minute.
-            *("-e", "VLLM_SERVER_DEV_MODE=1"),
-            role="user",
-        )
-        assert done.returncode == 0, done.stderr
-        service_id = client.services()[name]
-        yield service_id
-        client.delete_service(service_id)
-
-    def test_loads_what_it_has_computed(
-        self, client: Client, service: str, own_folder: ProjectFolder
-    ) -> None:
-        url, session_id = demo.wait_for_service(client, service)
-        session = running(client, session_id)
-        scope = own_folder.path / "scopes" / own_folder.scope
-        assert kv_mounts(session) == {"/kvcache": (str(scope), True)}
-        plan = session.plan()
-        namespace = plan["namespace"]["name"]
-        assert plan["storage"] == f"/kvcache/ns/{namespace}"
-
-        files = scope / "ns" / namespace
-        before = len(list(files.glob("*.data")))
-        prompt = long_prompt(1500, seed=time.time_ns())
-        cold = demo.ask(url, prompt)
-        demo.wait_for_stores(scope, namespace)
-        # Whole chunks of 256 tokens, each a file.
-        chunks = cold.prompt_tokens // 256
-        assert chunks >= 5
-        assert len(list(files.glob("*.data"))) == before + chunks
-
-        forget(url, session)
-        warm = demo.ask(url, prompt)
-        assert warm.text == cold.text
-        figures = demo.wait_for_hits(client, session.id)
-        assert float(figures["kvcache_loaded_tokens"]) == chunks * 256
 
 
 class TestPolicyThatChanges:

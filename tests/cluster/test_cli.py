@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from uuid import UUID
 
 import pytest
 
-from ai.backend.kvcache.policy.place import parse_place
-from devcluster import settings
+from devcluster import database
 from devcluster.client import SMALL_IMAGE, Client, connect, model_definition
 
 from .conftest import Folders, running
-from .projects import Project, backend_ai, make_project, policy
+from .projects import VOLUME, Project, backend_ai, make_project, policy
+from .rest import ask
 
 _PURGE_PROJECT = "mutation($id: UUID!) { purge_group(gid: $id) { ok } }"
 
@@ -25,17 +26,13 @@ _ENDPOINT = "query($id: UUID!) { endpoint(endpoint_id: $id) { environ } }"
 
 @pytest.fixture
 def project() -> Iterator[Project]:
-    """Nothing of it stays, neither in the policy nor in the manager."""
+    """Nothing of it stays, neither in the policy nor on the volume nor in the manager."""
     project = make_project(f"cli-{uuid.uuid4().hex[:8]}")
     yield project
     if said := project.said():
         policy("unset", *said, "--project", project.id)
-    left = project.folders()
+    assert ask("admin", "DELETE", f"/folders/{VOLUME}/{project.id}").status == HTTPStatus.OK
     with connect("admin") as admin:
-        for folder in left:
-            if folder["status"] == "ready":
-                admin.api.VFolder.delete_by_id(UUID(folder["id"]).hex)
-            admin.api.VFolder(folder["name"], UUID(folder["id"])).delete_trash()
         admin.api.Admin.query(_PURGE_PROJECT, {"id": project.id})
 
 
@@ -74,39 +71,74 @@ class TestProvision:
     def test_makes_it_once(self, project: Project) -> None:
         text = policy("provision", project.name)
         assert text == (
-            f"[1/1] {project.name}: made {project.folder_name} on local:volume1\n"
-            "The policy names them now.\n"
+            f"[1/1] {project.name}: made its folder on local:volume1\nThe policy names them now.\n"
         )
-        (folder,) = project.folders()
-        place = parse_place(project.said()["folder"])
-        assert str(place.host) == folder["host"]
-        assert place.vfid == f"project:{project.id}/{UUID(folder['id']).hex}"
-        assert (folder["usage_mode"], folder["permission"]) == ("general", "ro")
-        scope, _, key = place.vfid.partition(":")[2].partition("/")
-        path = settings.VOLUME / scope.replace("-", "") / key[:2] / key[2:4] / key[4:]
-        assert path.is_dir()
+        folder = project.folder
+        assert project.said() == {"folder": folder.place}
+        assert folder.path.is_dir()
+        assert list(folder.path.iterdir()) == []
+        # The manager knows nothing of it, and its quota scope is no project's.
+        assert project.vfolders() == []
+        scope = uuid.UUID(folder.place.partition("project:")[2].partition("/")[0])
+        assert database.query(f"SELECT count(*) FROM groups WHERE id = '{scope}'").strip() == "0"
+        key = uuid.UUID(folder.id)
+        assert database.query(f"SELECT count(*) FROM vfolders WHERE id = '{key}'").strip() == "0"
 
+        (folder.path / "kept").touch()
         again = policy("provision", project.id)
-        assert again.endswith("The policy named them already.\n")
-        assert len(project.folders()) == 1
-        assert project.said() == {"folder": str(place)}
+        assert again == (
+            f"[1/1] {project.name}: has its folder on local:volume1\n"
+            "The policy named them already.\n"
+        )
+        # As after an interruption before it was named.
+        policy("unset", "folder", "--project", project.id)
+        again = policy("provision", project.id)
+        assert again == (
+            f"[1/1] {project.name}: has its folder on local:volume1\nThe policy names them now.\n"
+        )
+        assert project.said() == {"folder": folder.place}
+        assert (folder.path / "kept").exists()
 
-    def test_model_folder_of_that_name(self, project: Project) -> None:
-        with connect("admin") as admin:
-            admin.api.VFolder.create(project.folder_name, group=project.id, usage_mode="model")
-        done = backend_ai("kvcache", "policy", "provision", project.name)
-        assert done.returncode == 1
-        assert f"refused: {project.folder_name} is a folder of usage mode model" in done.stdout
-        assert project.said() == {}
+        shutil.rmtree(folder.path)
+        assert "made its folder on local:volume1 anew, since it was gone" in (
+            policy("provision", project.id)
+        )
+        assert folder.path.is_dir()
 
-    def test_folder_in_the_trash(self, project: Project) -> None:
+    @pytest.mark.parametrize(
+        ("host", "message"),
+        [
+            ("nowhere:volume1", "there is no storage proxy 'nowhere', only local"),
+            ("local:volume9", "has no volume 'volume9', only volume1"),
+            ("volume1", "must be a storage host such as local:volume1"),
+        ],
+    )
+    def test_where_there_is_no_volume(self, project: Project, host: str, message: str) -> None:
+        answer = ask("admin", "POST", "/folders", {"project": project.id, "host": host})
+        assert answer.status == HTTPStatus.BAD_REQUEST
+        assert message in answer.message
+
+    def test_of_no_project(self) -> None:
+        answer = ask("admin", "POST", "/folders", {"project": str(uuid.UUID(int=7))})
+        assert answer.status == HTTPStatus.BAD_REQUEST
+        assert "there is no such project" in answer.message
+
+    def test_is_removed_for_good(self, project: Project) -> None:
+        policy("set", "mode", "explicit", "--project", project.id)
         policy("provision", project.name)
-        (folder,) = project.folders()
-        with connect("admin") as admin:
-            admin.api.VFolder.delete_by_id(folder["id"])
-        done = backend_ai("kvcache", "policy", "provision", project.name)
-        assert done.returncode == 1
-        assert "is in the trash" in done.stdout
+        (project.folder.path / "block").write_text("block")
+        answer = ask("admin", "DELETE", f"/folders/{VOLUME}/{project.id}")
+        assert answer.status == HTTPStatus.CONFLICT
+        assert "the policy names it" in answer.message
+        assert (project.folder.path / "block").exists()
+
+        text = policy("unprovision", project.name, "--yes")
+        assert text == (
+            f"{project.name}: the policy does not name its folder any more\n"
+            f"{project.name}: its folder on local:volume1 is removed\n"
+        )
+        assert not project.folder.path.exists()
+        assert project.said() == {"mode": "explicit"}
 
 
 class TestSessionFlags:

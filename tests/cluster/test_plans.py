@@ -17,10 +17,11 @@ import pytest
 from ai.backend.client.exceptions import BackendAPIError
 
 from ai.backend.kvcache.cli.manager import get
-from devcluster import command, configuration, database, lifecycle, settings
+from devcluster import command, configuration, lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
 from .conftest import RunningSession, new_folders, session_starter
+from .projects import OTHER_USER, find_project, project_admin
 
 SECRET = "s3cr3t-of-the-user"
 
@@ -114,19 +115,10 @@ class TestOthers:
 
     def test_admin_of_the_project(self, sessions: Sessions) -> None:
         """Somebody who has the role for the time of this test."""
-        user = "SELECT uuid FROM users WHERE email = 'user2@lablup.com'"
-        role = (
-            "SELECT roles.id FROM roles, sessions "
-            f"WHERE sessions.id = '{sessions.with_cache.id}' "
-            "AND roles.name = 'role_project_' || left(sessions.group_id::text, 8) || '_admin'"
-        )
-        database.query(f"INSERT INTO user_roles (user_id, role_id) SELECT ({user}), ({role})")
-        try:
+        default = find_project("default")
+        assert default is not None
+        with project_admin(default, OTHER_USER):
             assert list(plans(sessions.with_cache.id, "other-user"))
-        finally:
-            database.query(
-                f"DELETE FROM user_roles WHERE user_id = ({user}) AND role_id = ({role})"
-            )
 
     def test_unsigned(self, sessions: Sessions) -> None:
         url = f"{settings.manager_url()}/kvcache/sessions/{sessions.with_cache.id}/plan"

@@ -7,7 +7,6 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,28 @@ from ai.backend.kvcache.manager.body import MAX_BODY_BYTES
 from ai.backend.kvcache.manager.errors import InvalidRequestError, PolicyConflictError
 from ai.backend.kvcache.manager.policy_store import PolicyStore
 from ai.backend.kvcache.manager.routes import ROUTES
+from ai.backend.kvcache.policy.place import provisioned_place
 from ai.backend.kvcache.policy.policy import ETCD_KEY
 from ai.backend.kvcache.policy.settings import SETTINGS
-from devcluster import command, database, etcd, settings
+from devcluster import command, etcd, settings
 from devcluster.client import Client, connect, wait_until
 
 from .conftest import RunningSession, new_folders, session_starter
+from .projects import OTHER_USER, VOLUME, find_project, project_admin
 from .rest import BASE, Answer, Signed, ask
 
-#: Of the user "other-user", who is a member of the project of "user".
-OTHER_USER = "009fb1a4-487c-4f6e-9b1b-228b94b1d040"
-
-PARTS = {"session_id": uuid.UUID(int=6), "digest": "0123456789abcdef", "name": "page.js"}
+PARTS = {
+    "session_id": uuid.UUID(int=6),
+    "digest": "0123456789abcdef",
+    "name": "page.js",
+    "host": "local:volume1",
+    "project": uuid.UUID(int=8),
+}
 PATHS = [(method, path.format_map(PARTS)) for method, path, _ in ROUTES]
 FOR_SUPERADMINS = [
-    (method, path) for method, path in PATHS if path in ("/policy", "/folders", "/projects")
+    (method, path)
+    for method, path in PATHS
+    if path.startswith(("/policy", "/folders", "/projects"))
 ]
 
 
@@ -282,7 +288,9 @@ class TestSessions:
         assert listed(session.id, "other-user") is None
 
     def test_an_admin_of_the_project_sees_it(self, session: RunningSession) -> None:
-        with project_admin(session.id):
+        default = find_project("default")
+        assert default is not None
+        with project_admin(default, OTHER_USER):
             assert listed(session.id, "other-user") is not None
         assert listed(session.id, "other-user") is None
 
@@ -297,25 +305,6 @@ class TestSessions:
             assert found["plan"] is None
         finally:
             command.run([*redis, "set", key, stored, "ex", "3600"])
-
-
-@contextmanager
-def project_admin(session_id: str) -> Iterator[None]:
-    """The user "other-user" has the role for as long."""
-    roles = f"""
-        SELECT roles.id FROM roles, groups, sessions
-        WHERE sessions.id = '{session_id}' AND groups.id = sessions.group_id
-        AND roles.name = 'role_project_' || left(groups.id::text, 8) || '_admin'
-    """
-    database.query(
-        f"INSERT INTO user_roles (user_id, role_id) SELECT '{OTHER_USER}', r.id FROM ({roles}) r"
-    )
-    try:
-        yield
-    finally:
-        database.query(
-            f"DELETE FROM user_roles WHERE user_id = '{OTHER_USER}' AND role_id IN ({roles})"
-        )
 
 
 @pytest.fixture
@@ -352,7 +341,7 @@ class TestFolders:
         (path / "block").write_bytes(b"x" * 10_000)
         (path / "other").write_bytes(b"x" * 234)
         place = f"local:volume1/{folder['quota_scope_id']}/{folder['id'].replace('-', '')}"
-        nowhere = f"local:volume1/project:{gone}/{'0' * 32}"
+        nowhere = str(provisioned_place(VOLUME, gone))
         try:
             patch({
                 "projects": {
@@ -367,6 +356,7 @@ class TestFolders:
         assert found[model_store] == {
             "project": {"id": model_store, "name": "model-store"},
             "place": place,
+            "provisioned": False,
             "cap_bytes": 2 * 2**20,
             "used_bytes": 10_234,
             "files": 2,
@@ -374,6 +364,7 @@ class TestFolders:
         assert found[gone] == {
             "project": {"id": gone, "name": None},
             "place": nowhere,
+            "provisioned": True,
             "cap_bytes": None,
             "used_bytes": None,
             "files": None,

@@ -23,7 +23,7 @@ from .engine_container import EngineContainer, docker, log_of, started, wait_unt
 SERVED_NAME = "tiny"
 _DEFAULTS = Settings()
 
-#: Every session of this run has the same image, and so the same versions.
+#: Of the engine's image (images/vllm-cpu), which every session of this run has.
 _IMAGE = Image(
     "engine-of-this-test",
     {

@@ -67,7 +67,8 @@ class TestPosix:
         asked = {**question("lmcache-posix"), "store": 4}
         answer = ask("lmcache_storage", "lmcache==0.5.6", asked, {folder: str(STORAGE)})
         assert answer == {"allocator": "LocalCPUBackend"}
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        return {path.name: path.read_bytes() for path in files}
 
     def load(self, ask: Oracle, folder: Path) -> list[str]:
         asked = {**question("lmcache-posix"), "load": 4}
@@ -82,6 +83,12 @@ class TestPosix:
         ]
         # 28 bytes of header; 2 layers, keys and values, 256 tokens, 2 heads of 16, 2 bytes each.
         assert {len(content) for content in stored.values()} == {28 + 65_536}
+
+    def test_a_directory_of_the_sessions_own(self, folder: Path, stored: dict[str, bytes]) -> None:
+        # Where a block is written before it gets its place among the others.
+        (own,) = (path for path in folder.iterdir() if path.is_dir())
+        assert own.name == f".tmp-{REQUEST.session}"
+        assert list(own.iterdir()) == []
 
     def test_another_worker_loads_them(
         self, ask: Oracle, folder: Path, stored: dict[str, bytes]

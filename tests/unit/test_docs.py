@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def test_start_command_of_the_readme_gets_what_is_printed() -> None:
     printed = iter(lines(CliRunner().invoke(kvcache, shlex.split(match[1])).stdout))
     # In the same order.
     assert [line for line in shown if line not in printed] == []
+
+
+def test_tables_of_ways_are_those_of_the_code() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/compatibility-table"))
+    text = (ROOT / "docs/compatibility.md").read_text()
+    assert text == script["with_tables"](text)
+    for name in script["TABLES"]:
+        assert text.count(script["BEGIN"].format(name=name)) == 1
+        assert text.count(script["END"].format(name=name)) == 1
 
 
 def test_every_figure_has_its_line() -> None:

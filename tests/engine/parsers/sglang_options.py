@@ -4,9 +4,9 @@
 
 The question is `{}`. The answer is one JSON object with `version`, `options` and `variables`.
 `options` has all spellings of an option, with spaces between, and how many words follow it: `none`,
-`one`, `optional` or `many`. The options come from SGLang's own parser, and the
-variables are those that SGLang's module `environ` declares. `tests/data/options/` holds the answers
-of released versions.
+`one`, `optional` or `many`. The options come from SGLang's own parser, and the variables are those
+that SGLang's module `environ` declares. `tests/data/options/` holds the answers of released
+versions.
 
 What this needs is what `sglang_arguments.py` needs. It imports nothing of this project.
 """
@@ -25,7 +25,6 @@ from unittest.mock import MagicMock
 
 from answering import answer_question, options_of
 from sglang_arguments import stand_in
-
 
 #: Kernels from which an older SGLang's parser takes one number. They ask Triton for a GPU.
 _KERNELS = "sglang.srt.layers.attention.fla.chunk_delta_h"

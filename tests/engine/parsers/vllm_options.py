@@ -4,9 +4,9 @@
 
 The question is `{}`. The answer is one JSON object with `version`, `options` and `variables`.
 `options` has all spellings of an option, with spaces between, and how many words follow it: `none`,
-`one`, `optional` or `many`. The options are those of `vllm serve`, from vLLM's own
-parser, and the variables are those that vLLM's module `envs` declares. `tests/data/options/` holds
-the answers of released versions.
+`one`, `optional` or `many`. The options are those of `vllm serve`, from vLLM's own parser, and the
+variables are those that vLLM's module `envs` declares. `tests/data/options/` holds the answers of
+released versions.
 
 This needs Python 3.11 and vLLM's packages, its CPU build will do. An older or newer vLLM in an
 unpacked wheel in front of them works too. It imports nothing of this project. A package that only

@@ -22,6 +22,12 @@ from ai.backend.kvcache.agent.plugin import DeviceAllocation, KVCachePlugin
 
 GIB = 2**30
 
+#: Of an image whose LMCache is right for its vLLM in all its ways, with GPUs and without.
+LABELS = {
+    "ai.backend.kvcache.engine-version": "0.20.2",
+    "ai.backend.kvcache.lmcache-version": "0.4.6",
+}
+
 
 @attrs.define
 class FakeKernel:
@@ -75,7 +81,7 @@ def make_kernel(scratch_root: Path, folders: tuple[Path, Path]) -> Callable[...,
         # Sequences arrive from the manager as tuples.
         kernel_config: dict[str, Any] = {
             "mounts": tuple(mounts[: 2 if with_folder else 1]),
-            "image": {"canonical": "local/stable/vllm:1", "labels": {}},
+            "image": {"canonical": "local/stable/vllm:1", "labels": dict(LABELS)},
             "resource_opts": {"shmem": 64 * 2**20},
             "internal_data": {
                 "model_definition": {

@@ -98,6 +98,20 @@ class TestSessionWithKVCache:
         await kernel.create()
         assert plan_of(kernel)["budget"]["memory_bytes"] == 42_949_672_960
 
+    async def test_fraction_that_another_process_could_not_open(
+        self, plugin: KVCachePlugin, make_kernel: KernelMaker
+    ) -> None:
+        # With whole GPUs LMCache's server would be taken.
+        for amount, way in (("1", "lmcache-mp"), ("0.5", None)):
+            kernel = make_kernel(environ={})
+            kernel.context.kernel_config["image"]["labels"].update({
+                "ai.backend.kvcache.engine-version": "0.29.0",
+                "ai.backend.kvcache.lmcache-version": "0.5.6",
+            })
+            kernel.resource_spec.allocations["cuda"] = {"cuda.shares": {"0": Decimal(amount)}}
+            await kernel.create()
+            assert plan_of(kernel)["engine"] == way
+
     async def test_two_at_once_do_not_see_each_other(
         self, plugin: KVCachePlugin, make_kernel: KernelMaker
     ) -> None:
@@ -265,19 +279,14 @@ class TestLateWay:
         assert await plugin.generate_resource_data({}) == {}
         await plugin.cleanup()
 
-    async def test_with_kv_cache(
+    async def test_is_left_alone_and_told_why(
         self, late_plugin: KVCachePlugin, late_kernel: KernelMaker
     ) -> None:
-        kernel = late_kernel(
-            environ={"GPU_TYPE": "cuda", "GPU_CONFIG": "0:80g,1:80g", "VLLM_TP_SIZE": "2"}
-        )
+        kernel = late_kernel()
         await self.run(late_plugin, kernel)
-        # 2 x 131,072 tokens x 65,536 bytes x 1.05 = 16.8, in whole GiB
-        environ = (kernel.config_dir / "environ.txt").read_text()
-        assert "LMCACHE_GDS_BUFFER_SIZE=17408\n" in environ
-        assert environ.startswith("A=1\n")
-        plan = plan_of(kernel)
-        assert "--config /home/config/kvcache/vllm.yaml" in plan["add_by_hand"]
+        assert (kernel.config_dir / "environ.txt").read_text() == "A=1\n"
+        assert [path.name for path in kernel.source_path.iterdir()] == ["plan.json"]
+        assert "cannot change the start command" in plan_of(kernel)["no_kv_cache_because"]
 
     async def test_without(self, late_plugin: KVCachePlugin, late_kernel: KernelMaker) -> None:
         kernel = late_kernel(with_folder=False)

@@ -310,7 +310,7 @@ class TestAgentThatCannotBeCaptured:
     @pytest.mark.parametrize(
         ("policy", "with_folder", "reason"),
         [
-            (AUTO, False, "this agent cannot mount the project's KV folder into a session"),
+            (AUTO, False, "it cannot change the start command"),
             ({"projects": {PROJECT: {"mode": "off"}}}, True, "has switched KV cache off"),
         ],
     )

@@ -16,6 +16,8 @@ from ai.backend.kvcache.cli import kvcache
 REFERENCE = (
     "--tensor-parallel", "8", "--gpu-memory", "80GiB", "--weights", "128GiB", "--overhead", "3GiB",
     "--gpu-memory-utilization", "0.9", "--max-model-len", "262144",
+    # With these, LMCache runs inside vLLM and stages transfers in a buffer of the GPU's.
+    "--vllm-version", "0.20.2", "--lmcache-version", "0.4.6",
 )  # fmt: skip
 
 
@@ -99,6 +101,39 @@ class TestFormats:
             "gds_buffer_size": 24_576,
         }
 
+    def test_the_newest_versions(self) -> None:
+        newest = REFERENCE[: REFERENCE.index("--vllm-version")]
+        lines = [" ".join(line.split()) for line in plan(
+            "devstral-2-123b", *newest
+        ).stdout.splitlines()]  # fmt: skip
+        for line in (
+            "KV pool 53 GiB 53 GiB",
+            "transfer buffer - -",
+            "LMCache's server - 0.79 GiB",
+            "left free 8 GiB 7.21 GiB",
+            "gpu_memory_utilization 0.9 0.9",
+            "contexts of 262,144 tokens 4 4",
+            "KV cache: yes",
+            "way: lmcache-mp",
+        ):
+            assert line in lines
+
+    def test_an_estimated_overhead_has_bounds(self) -> None:
+        text = plan("devstral-2-123b", "--gpus", "8").stdout
+        assert "the overhead is an estimate, 1." in text
+        assert "the overhead is an estimate" not in plan("devstral-2-123b", *REFERENCE).stdout
+
+    def test_way(self) -> None:
+        # LMCache inside vLLM answers wrongly with vLLM 0.26 and later, so its server is taken.
+        newer = ("qwen3-8b", "--vllm-version", "0.32.0", "--lmcache-version", "0.5.6")
+        lines = plan(*newer).stdout.splitlines()
+        assert "  way: lmcache-mp" in lines
+        assert any(line.startswith("  not lmcache-gds: vLLM 0.32.0 with") for line in lines)
+        result = plan(*newer, "--format", "env")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert "# lmcache-mp is told by files; a start command behind -- shows" in result.stderr
+        assert "  way: lmcache-gds" in plan("devstral-2-123b", *REFERENCE).stdout.splitlines()
+
     def test_list_of_models(self) -> None:
         result = plan("--list-models")
         assert result.exit_code == 0
@@ -149,6 +184,13 @@ class TestOptions:
     def test_share_of_a_gpu(self) -> None:
         budget = planned("qwen3-8b", "--gpus", "0.5", "--gpu-memory", "80g")["budget"]
         assert budget["gpu_memory_bytes"] == 40 * 2**30
+
+    def test_way_of_a_share_of_a_gpu(self) -> None:
+        ways = {
+            gpus: planned("qwen3-8b", "--gpus", gpus, "--gpu-memory", "80g")["way"]
+            for gpus in ("1", "0.5")
+        }
+        assert ways == {"1": "lmcache-mp", "0.5": "vllm-tiering"}
 
     def test_pinned(self) -> None:
         budget = planned("devstral-2-123b", *REFERENCE, "--pin-utilization")["budget"]

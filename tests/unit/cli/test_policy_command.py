@@ -18,10 +18,11 @@ from click.testing import CliRunner, Result
 from ai.backend.kvcache.cli import kvcache
 from ai.backend.kvcache.errors import PolicyError
 from ai.backend.kvcache.manager.policy_store import StoredPolicy
+from ai.backend.kvcache.policy.place import Host, parse_host, provisioned_place
 from ai.backend.kvcache.policy.policy import check_policy, policy_text
 
 if TYPE_CHECKING:
-    from unit.cli.conftest import Answer, Endpoint
+    from unit.cli.conftest import Answer, Answering, Endpoint
 
 CHAT = "2de2b969-1d04-48a6-af16-0bc8adb3c831"
 CODE = "8078b06d-0e45-4e1e-b51b-54fdc638642f"
@@ -29,7 +30,13 @@ OTHERS_CODE = "5429e806-e873-44ed-98ee-c7c678d63e7c"
 STORE = "7078b06d-0e45-4e1e-b51b-54fdc638642f"
 OLD = "1078b06d-0e45-4e1e-b51b-54fdc638642f"
 
+GONE = "0078b06d-0e45-4e1e-b51b-54fdc638642f"
+
 HEX = "586b7d5a29834eb3b94e47eb8a151564"
+
+#: Their folders. That of CHAT is written out in tests/unit/policy/test_place.py.
+CHAT_PLACE = str(provisioned_place(Host("local", "volume1"), CHAT))
+GONE_PLACE = str(provisioned_place(Host("local", "volume1"), GONE))
 
 
 def project(key: str, name: str, **facts: Any) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def project(key: str, name: str, **facts: Any) -> dict[str, Any]:
     }
 
 
-def folder(name: str, group: str, **facts: Any) -> dict[str, Any]:
+def vfolder(name: str, group: str, **facts: Any) -> dict[str, Any]:
     return {
         "id": HEX,
         "name": name,
@@ -65,9 +72,14 @@ class Manager:
     writes: int = 0
     between: str | None = None
     """What somebody else writes between reading and writing."""
-    folders: list[dict[str, Any]] = attrs.field(factory=list)
-    made: list[dict[str, Any]] = attrs.field(factory=list)
+    vfolders: list[dict[str, Any]] = attrs.field(factory=list)
+    provisioned: set[str] = attrs.field(factory=set)
+    """Places of folders that are there."""
+    asked: list[dict[str, Any]] = attrs.field(factory=list)
     """What folders were asked for."""
+    using: str | None = None
+    """Why folders cannot be removed."""
+    is_removed_at_once: bool = True
 
     def get(self, _: dict[str, Any]) -> Answer:
         stored = StoredPolicy(self.policy)
@@ -102,18 +114,24 @@ class Manager:
         return 200, {"data": {"groups": projects, "scaling_groups": groups}}
 
     def make(self, body: dict[str, Any]) -> Answer:
-        if body["group"] == OTHERS_CODE:
-            return 404, {
-                "title": "No such project.",
-                "msg": f"Project with {OTHERS_CODE} not found.",
-            }
-        if any(f["name"] == body["name"] for f in self.folders):
-            return 400, {"title": "Invalid.", "msg": "The virtual folder already exists"}
-        self.made.append(body)
-        number = f"{len(self.made):032x}"
-        made = folder(body["name"], body["group"], id=number, host=body["host"] or "local:default")
-        self.folders.append(made)
-        return 201, made
+        host = body["host"] or "local:default"
+        if host not in ("local:default", "local:volume1", "vast:fast"):
+            return 400, {"title": "Invalid.", "msg": f"host = {host!r}: there is no such proxy"}
+        self.asked.append(body)
+        place = str(provisioned_place(parse_host(host), body["project"]))
+        is_new = place not in self.provisioned
+        self.provisioned.add(place)
+        return 200, {"place": place, "made": is_new}
+
+    def remove(self, place: str) -> Answering:
+        def answer(_: dict[str, Any]) -> Answer:
+            if self.using is not None:
+                return 409, {"title": "The KV folder is in use.", "msg": self.using}
+            assert place not in (self.policy or "")
+            self.provisioned.discard(place)
+            return 200, {"place": place, "gone": self.is_removed_at_once}
+
+        return answer
 
     @property
     def document(self) -> Any:
@@ -127,8 +145,10 @@ def manager(endpoint: Endpoint) -> Manager:
         ("GET", "/kvcache/policy"): manager.get,
         ("PUT", "/kvcache/policy"): manager.put,
         ("POST", "/admin/gql"): manager.graphql,
-        ("GET", "/folders"): lambda _: (200, manager.folders),
-        ("POST", "/folders"): manager.make,
+        ("GET", "/folders"): lambda _: (200, manager.vfolders),
+        ("POST", "/kvcache/folders"): manager.make,
+        ("DELETE", f"/kvcache/folders/local:volume1/{CHAT}"): manager.remove(CHAT_PLACE),
+        ("DELETE", f"/kvcache/folders/local:volume1/{GONE}"): manager.remove(GONE_PLACE),
     })
     return manager
 
@@ -383,8 +403,7 @@ class TestShow:
 
 
 class TestProvision:
-    NAME = "kv-cache-2de2b969"
-    PLACE = f"local:volume1/project:{CHAT}/{HEX}"
+    OLD_PLACE = f"local:volume1/project:{CHAT}/{HEX}"
 
     def test_makes_and_names_it(self, manager: Manager) -> None:
         manager.policy = json.dumps({
@@ -392,118 +411,113 @@ class TestProvision:
             "projects": {CHAT: {"mode": "auto"}},
         })
         assert done("provision", "chat") == (
-            f"[1/1] chat: made {self.NAME} on local:volume1\nThe policy names them now.\n"
+            "[1/1] chat: made its folder on local:volume1\nThe policy names them now.\n"
         )
-        (asked,) = manager.made
-        assert asked == {
-            "name": self.NAME,
-            "host": "local:volume1",
-            "unmanaged_path": None,
-            "group": CHAT,
-            "usage_mode": "general",
-            "permission": "ro",
-            "cloneable": False,
-        }
+        assert manager.asked == [{"project": CHAT, "host": "local:volume1"}]
         assert manager.document == {
             "storage-host": "local:volume1",
-            "projects": {
-                CHAT: {"mode": "auto", "folder": f"local:volume1/project:{CHAT}/{1:032x}"}
-            },
+            "projects": {CHAT: {"mode": "auto", "folder": CHAT_PLACE}},
         }
 
     def test_twice_changes_nothing(self, manager: Manager) -> None:
         done("provision", "chat")
         before = manager.policy
         assert done("provision", "chat") == (
-            f"[1/1] chat: has {self.NAME} on local:default\nThe policy named them already.\n"
+            "[1/1] chat: has its folder on local:default\nThe policy named them already.\n"
         )
-        assert (manager.policy, manager.writes, len(manager.made)) == (before, 1, 1)
+        assert (manager.policy, manager.writes) == (before, 1)
+
+    def test_stays_where_it_is(self, manager: Manager) -> None:
+        """Whatever host is named later, its cache is not lost."""
+        done("provision", "chat", "--storage-host", "vast:fast")
+        before = manager.policy
+        done("provision", "chat", "--storage-host", "local:volume1", "--yes")
+        assert manager.policy == before
+        assert [asked["host"] for asked in manager.asked] == ["vast:fast", "vast:fast"]
 
     def test_folder_that_is_there_and_not_named(self, manager: Manager) -> None:
         """As after an interruption."""
-        manager.folders = [folder(self.NAME, CHAT, usage_mode="data")]
-        assert "has kv-cache-2de2b969" in done("provision", "chat")
-        assert manager.document == {"projects": {CHAT: {"folder": self.PLACE}}}
+        manager.provisioned = {CHAT_PLACE}
+        shown = done("provision", "chat", "--storage-host", "local:volume1")
+        assert "has its folder on local:volume1" in shown
+        assert manager.document == {"projects": {CHAT: {"folder": CHAT_PLACE}}}
 
-    def test_one_in_the_trash_of_the_same_name(self, manager: Manager) -> None:
-        manager.folders = [
-            folder(self.NAME, CHAT, status="delete-pending", id="f" * 32),
-            folder(self.NAME, CHAT),
-        ]
-        assert f"has {self.NAME}" in done("provision", "chat")
-        assert manager.document == {"projects": {CHAT: {"folder": self.PLACE}}}
-
-    def test_folder_that_is_named_and_called_otherwise(self, manager: Manager) -> None:
-        manager.folders = [folder("renamed", CHAT)]
-        manager.policy = json.dumps({"projects": {CHAT: {"folder": self.PLACE}}})
-        assert "has renamed on local:volume1" in done("provision", "chat")
-        assert manager.made == []
-
-    @pytest.mark.parametrize("status", ["delete-ongoing", "delete-complete", "delete-error"])
-    def test_folder_that_is_named_and_gone(self, manager: Manager, status: str) -> None:
-        manager.folders = [folder("old", CHAT, status=status)]
-        manager.policy = json.dumps({"projects": {CHAT: {"folder": self.PLACE}}})
-        assert f"made {self.NAME}" in done("provision", "chat")
-        assert manager.document["projects"][CHAT]["folder"] != self.PLACE
+    def test_folder_that_is_named_and_gone(self, manager: Manager) -> None:
+        manager.policy = json.dumps({"projects": {CHAT: {"folder": CHAT_PLACE}}})
+        assert "made its folder on local:volume1 anew" in done("provision", "chat")
+        assert manager.provisioned == {CHAT_PLACE}
 
     @pytest.mark.parametrize(
-        ("facts", "message"),
+        ("place", "called"),
         [
-            (
-                {"usage_mode": "model"},
-                "is a folder of usage mode model, and a KV folder is a",
-            ),
-            ({"status": "delete-pending"}, "is in the trash; restore it, or delete it for good"),
-            ({"quota_scope_id": "None"}, "lies where no folder of a storage proxy does"),
+            (OLD_PLACE, f"the VFolder kv-cache-2de2b969 ({OLD_PLACE})"),
+            # The manager does not show superadmins the VFolders of other users.
+            (f"local:volume1/user:{OLD}/{HEX}", f"the folder local:volume1/user:{OLD}/{HEX}"),
+            # That of another project is not its own.
+            (GONE_PLACE, f"the folder {GONE_PLACE}"),
         ],
     )
-    def test_refused(self, manager: Manager, facts: dict[str, Any], message: str) -> None:
-        manager.folders = [folder(self.NAME, CHAT, **facts)]
+    def test_what_others_reach_is_replaced_when_that_is_agreed_to(
+        self, manager: Manager, place: str, called: str
+    ) -> None:
+        manager.vfolders = [vfolder("kv-cache-2de2b969", CHAT)]
+        manager.policy = before = json.dumps({"projects": {CHAT: {"folder": place}}})
         result = policy("provision", "chat", CODE)
         assert result.exit_code == 1
-        assert f"[1/2] chat: refused: {self.NAME} {message}" in result.stdout
-        assert "[2/2] code: made kv-cache-8078b06d" in result.stdout
-        assert list(manager.document["projects"]) == [CODE]
+        assert f"[1/2] chat: refused: its folder is {called}, which others" in result.stdout
+        assert "with --yes" in result.stdout
+        assert "starts empty" in result.stdout
+        assert "[2/2] code: made its folder" in result.stdout
+        assert manager.document["projects"][CHAT] == {"folder": place}
 
-    def test_folder_of_another_project(self, manager: Manager) -> None:
-        """The manager refuses the name, and says why."""
-        manager.folders = [folder(self.NAME, CODE)]
-        result = policy("provision", "chat")
+        manager.policy = before
+        shown = done("provision", "chat", "--dry-run")
+        assert f"[1/1] chat: would make its folder on local:volume1 in the place of {called}" in (
+            shown
+        )
+        assert manager.policy == before
+
+        shown = done("provision", "--yes", "chat")
+        assert f"[1/1] chat: made its folder on local:volume1 in the place of {called}. " in shown
+        assert "The old one stays as it is" in shown
+        assert manager.document == {"projects": {CHAT: {"folder": CHAT_PLACE}}}
+        assert "has its folder on local:volume1\n" in done("provision", "--yes", "chat")
+
+    def test_refused_by_the_manager(self, manager: Manager) -> None:
+        result = policy("provision", "chat", "--storage-host", "nowhere:volume1")
         assert result.exit_code == 1
         assert result.stdout == (
-            "[1/1] chat: refused by the manager: The virtual folder already exists\n"
+            "[1/1] chat: refused by the manager: host = 'nowhere:volume1': there is no such proxy\n"
         )
         assert manager.policy is None
 
-    def test_project_of_another_domain(self, manager: Manager) -> None:
-        result = policy("provision", OTHERS_CODE)
+    def test_manager_without_the_plugins_routes(self, manager: Manager, endpoint: Endpoint) -> None:
+        not_found = {"type": "https://api.backend.ai/probs/url-not-found", "title": "no URL"}
+        endpoint.answers["POST", "/kvcache/folders"] = 404, not_found
+        result = policy("provision", "chat")
         assert result.exit_code == 1
-        assert "for projects of the caller's own domain alone, and this one is of 'other'" in (
-            result.stdout
-        )
+        assert "it does not have the plugin, which makes the folders" in result.stdout
+
+    def test_project_of_another_domain(self, manager: Manager) -> None:
+        assert "made its folder" in done("provision", OTHERS_CODE)
 
     def test_all(self, manager: Manager) -> None:
-        result = policy("provision", "--all")
-        assert [line.split(": ")[0] for line in result.stdout.splitlines()[:-1]] == [
+        shown = done("provision", "--all")
+        assert [line.split(": ")[0] for line in shown.splitlines()[:-1]] == [
             "[1/3] chat",
             "[2/3] code",
             "[3/3] code",
         ]
-        assert sorted(manager.document["projects"]) == sorted([CHAT, CODE])
+        assert sorted(manager.document["projects"]) == sorted([CHAT, CODE, OTHERS_CODE])
         assert manager.writes == 1
 
     def test_dry_run(self, manager: Manager) -> None:
         assert done("provision", "chat", "--dry-run") == (
-            f"[1/1] chat: would make {self.NAME} on the default storage host\n"
+            "[1/1] chat: would make its folder on the default storage host\n"
         )
-        assert (manager.made, manager.policy) == ([], None)
-
-    def test_storage_host(self, manager: Manager) -> None:
-        manager.policy = json.dumps({"storage-host": "local:volume1", "folder-name": "contexts"})
+        assert (manager.asked, manager.policy) == ([], None)
         shown = done("provision", "chat", "chat", "--storage-host", "vast:fast", "--dry-run")
-        assert shown == "[1/1] chat: would make contexts-2de2b969 on vast:fast\n"
-        done("provision", "chat", "--storage-host", "vast:fast")
-        assert manager.made[0]["host"] == "vast:fast"
+        assert shown == "[1/1] chat: would make its folder on vast:fast\n"
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -516,4 +530,76 @@ class TestProvision:
     )
     def test_misunderstood(self, manager: Manager, words: list[str], message: str) -> None:
         assert message in refused("provision", *words)
-        assert manager.made == []
+        assert manager.asked == []
+
+
+class TestUnprovision:
+    @pytest.fixture(autouse=True)
+    def provisioned(self, manager: Manager) -> None:
+        manager.provisioned = {CHAT_PLACE, GONE_PLACE}
+        manager.policy = json.dumps({
+            "projects": {
+                CHAT: {"mode": "auto", "folder": CHAT_PLACE},
+                CODE: {"folder": f"local:volume1/project:{CODE}/{HEX}"},
+                GONE: {"folder": GONE_PLACE},
+            }
+        })
+
+    def test_takes_it_out_of_the_policy_and_removes_it(self, manager: Manager) -> None:
+        assert done("unprovision", "chat", "--yes") == (
+            "chat: the policy does not name its folder any more\n"
+            "chat: its folder on local:volume1 is removed\n"
+        )
+        assert manager.provisioned == {GONE_PLACE}
+        assert manager.document["projects"][CHAT] == {"mode": "auto"}
+
+    def test_of_a_project_that_is_gone(self, manager: Manager) -> None:
+        manager.using = "the storage proxy 'local' fails"
+        assert "is not removed" in refused("unprovision", GONE, "--yes", status=1)
+        assert GONE not in manager.document["projects"]
+        manager.using = None
+        done("unprovision", GONE, "--storage-host", "local:volume1", "--yes")
+        assert manager.provisioned == {CHAT_PLACE}
+
+    def test_asks_first(self, manager: Manager) -> None:
+        before = manager.policy
+        result = policy("unprovision", "chat", stdin="n\n")
+        assert result.exit_code == 1
+        assert f"Remove {CHAT_PLACE} with all that lies in it?" in result.stdout
+        assert (manager.policy, manager.provisioned) == (before, {CHAT_PLACE, GONE_PLACE})
+
+    def test_while_sessions_use_it(self, manager: Manager) -> None:
+        """No further session gets it; it is removed when the last one has ended."""
+        manager.using = "sessions of the project run with KV cache"
+        result = policy("unprovision", "chat", "--yes")
+        assert result.exit_code == 1
+        assert "sessions of the project run with KV cache" in result.stderr
+        assert "unprovision chat --storage-host local:volume1" in result.stderr
+        assert CHAT_PLACE in manager.provisioned
+        assert manager.document["projects"][CHAT] == {"mode": "auto"}
+        manager.using = None
+        assert done("unprovision", "chat", "--storage-host", "local:volume1", "--yes") == (
+            "chat: its folder on local:volume1 is removed\n"
+        )
+        assert CHAT_PLACE not in manager.provisioned
+
+    def test_that_takes_long(self, manager: Manager) -> None:
+        manager.is_removed_at_once = False
+        assert "the storage proxy of local:volume1 goes on removing its folder" in (
+            done("unprovision", "chat", "--yes")
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            # A VFolder is not ours to remove.
+            ([CODE], "say with --storage-host where its folder is"),
+            ([OTHERS_CODE], "say with --storage-host where its folder is"),
+            (["nobody"], "'nobody' is no project"),
+            (["chat", "--storage-host", "volume1"], "must be a storage host such as local:volume1"),
+        ],
+    )
+    def test_misunderstood(self, manager: Manager, words: list[str], message: str) -> None:
+        before = manager.policy
+        assert message in refused("unprovision", *words, "--yes")
+        assert (manager.policy, manager.provisioned) == (before, {CHAT_PLACE, GONE_PLACE})

@@ -49,6 +49,7 @@ PLAN: dict[str, Any] = {
         {"what": "folder", "value": "my-kv", "why": "mounted at /kvcache"},
         {"what": "bytes_per_token", "value": 45056, "why": "read from config.json"},
     ],
+    "refused": {},
     "warnings": [],
 }
 WITHOUT = {**PLAN, "kv_cache": False, "no_kv_cache_because": "the session has no model folder"}
@@ -199,10 +200,16 @@ class TestOne:
         assert run("tight").stdout.endswith("raise cpu-tier from 20 GiB to 40 GiB\n")
 
     def test_warnings_and_what_to_run(self, manager: Manager) -> None:
-        plan = {**PLAN, "warnings": ["it is slow", "it is old"], "add_by_hand": "vllm serve MODEL"}
+        plan = {
+            **PLAN,
+            "refused": {"lmcache-mp": "the image has no LMCache"},
+            "warnings": ["it is slow", "it is old"],
+            "add_by_hand": "vllm serve MODEL",
+        }
         manager.plans["id-of-chat"] = {"k": plan}
         assert (
-            "\n\nwarning: it is slow\nwarning: it is old\nrun by hand: vllm serve MODEL\n\n"
+            "\n\nnot lmcache-mp: the image has no LMCache\n"
+            "warning: it is slow\nwarning: it is old\nrun by hand: vllm serve MODEL\n\n"
             in run("chat").stdout
         )
 
@@ -271,6 +278,7 @@ class TestPlanOfASessionsOwnMaking:
             {**PLAN, "decisions": [{"what": "a\x1b[31mb", "value": 1, "why": ""}]},
             {**PLAN, "decisions": [{"what": "", "value": {"a\x1b[31mb": []}, "why": ""}]},
             {**PLAN, "warnings": ["a\x1b[31mb"]},
+            {**PLAN, "refused": {"a\x1b[31mb": "a\x1b[31mb"}},
             {**PLAN, "add_by_hand": "a\x1b[31mb"},
             {**PLAN, "no_kv_cache_because": "a\x1b[31mb"},
             {**PLAN, "decisions": [{"a\x1b[31mb": 1}], "warnings": "a\x1b[31mb"},

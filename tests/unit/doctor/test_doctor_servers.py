@@ -19,7 +19,7 @@ import pytest
 from ai.backend.kvcache.doctor import network
 from ai.backend.kvcache.doctor.check import Role, Status, ok, skipped
 from ai.backend.kvcache.doctor.config_file import ConfigError, ConfigFile
-from ai.backend.kvcache.doctor.database import DatabaseError, count_rows
+from ai.backend.kvcache.doctor.database import DatabaseError, ask
 from ai.backend.kvcache.doctor.etcd import (
     EtcdContent,
     EtcdError,
@@ -329,7 +329,7 @@ def database_at(tmp_path: Path, port: int | str) -> ConfigFile:
 class TestDatabase:
     def test_closed_port(self, tmp_path: Path, closed_port: int) -> None:
         with pytest.raises(DatabaseError) as error:
-            count_rows(database_at(tmp_path, closed_port), "kvcache.device")
+            ask(database_at(tmp_path, closed_port), "SELECT 1")
         assert str(error.value) == ("the manager's database cannot be asked: nothing listens there")
         assert error.value.remedy == (
             "start it, open the way to it, or correct [db] in manager.toml"
@@ -337,11 +337,11 @@ class TestDatabase:
 
     def test_silent_server(self, tmp_path: Path, silent_port: int) -> None:
         with pytest.raises(DatabaseError, match="no answer within 1 s"):
-            count_rows(database_at(tmp_path, silent_port), "kvcache.device")
+            ask(database_at(tmp_path, silent_port), "SELECT 1")
 
     def test_a_file_that_no_manager_takes(self, tmp_path: Path) -> None:
         with pytest.raises(DatabaseError) as error:
-            count_rows(database_at(tmp_path, f'"{SECRET}"'), "kvcache.device")
+            ask(database_at(tmp_path, f'"{SECRET}"'), "SELECT 1")
         assert str(error.value) == (
             "the manager's database is described so that no manager would start"
         )

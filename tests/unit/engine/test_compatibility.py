@@ -102,6 +102,13 @@ CASES = {
         traits=DSA,
         allowed_traits=(LATENT,),
     ),
+    "more caches than layers": Case(
+        "repeated-layers-in-process",
+        IN_PROCESS,
+        refused=(vllm("0.15.0", "0.3.15"), vllm("0.20.2", "0.4.6"), vllm("0.33.0", "0.5.6")),
+        traits=LATENT | {Trait.REPEATED_LAYERS},
+        allowed_traits=(LATENT,),
+    ),
     "NHD taken for HND, and HND for NHD (LMCache#4870)": Case(
         "server-layout",
         (MP,),
@@ -199,6 +206,13 @@ CASES = {
         refused=(vllm("0.20.2", "0.4.6"), vllm("0.25.1", "0.5.6")),
         traits=frozenset({Trait.OTHER_LAYOUT}),
         allowed_traits=(frozenset(),),
+    ),
+    "a share of a GPU, which nobody has tried": Case(
+        "server-fraction",
+        (MP,),
+        refused=(vllm("0.22.0", "0.5.6"), vllm("0.33.0", "0.5.6")),
+        traits=GPUS | {Trait.FRACTION},
+        allowed_traits=(GPUS,),
     ),
     "GPU memory that no other process can open (LMCache#4805)": Case(
         "server-unshared-memory",

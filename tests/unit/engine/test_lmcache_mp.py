@@ -51,7 +51,6 @@ class TestServer:
     @pytest.mark.parametrize(
         ("lmcache", "on_gpus", "transfer"),
         [
-            ("0.4.6", True, ("--transfer-mode", "gpu")),
             ("0.4.6", False, ("--transfer-mode", "non_gpu")),
             ("0.5.0", False, ("--supported-transfer-mode", "auto")),
             ("0.5.6", True, ("--supported-transfer-mode", "auto")),
@@ -60,6 +59,13 @@ class TestServer:
     def test_transfer_mode(self, lmcache: str, on_gpus: bool, transfer: tuple[str, str]) -> None:
         arguments = server_arguments(request(lmcache, on_gpus=on_gpus))
         assert arguments[arguments.index(transfer[0]) + 1] == transfer[1]
+
+    @pytest.mark.parametrize(("on_gpus", "seconds"), [(False, 20), (True, 120)])
+    def test_patience(self, on_gpus: bool, seconds: int) -> None:
+        # An engine ends that waits in vain for the server to open its GPU memory.
+        config = ADAPTER.setup(request("0.5.6", on_gpus=on_gpus)).kv_transfer_config
+        assert config is not None
+        assert config["kv_connector_extra_config"]["lmcache.mp.mq_timeout"] == seconds
 
     @pytest.mark.parametrize(
         ("lmcache", "seals"), [("0.4.6", False), ("0.5.3", False), ("0.5.4", True), ("0.5.6", True)]
@@ -87,7 +93,12 @@ class TestServer:
     def test_threads(self, io_threads: int | None, storage: dict[str, Any]) -> None:
         arguments = server_arguments(request("0.4.6", io_threads=io_threads))
         told = json.loads(arguments[arguments.index("--l2-adapter") + 1])
-        assert told == {**storage, "base_path": str(REQUEST.storage)}
+        assert told == {
+            **storage,
+            "base_path": str(REQUEST.storage),
+            # A session's own, so that two that store one block do not write to one file.
+            "relative_tmp_dir": ".tmp-5f0c2f3e-0000-4000-8000-000000000000",
+        }
 
     def test_connection(self) -> None:
         setup = ADAPTER.setup(REQUEST)

@@ -32,8 +32,11 @@ def test_what_else_is_read() -> None:
     assert told.served_model_name == "mine"
     assert told.kv_cache_dtype == "fp8_e4m3"
     assert told.data_parallel == 2
-    assert told.hf_overrides == '{"rope_theta": 1e6}'
-    assert "--json-model-override-args" in told.value_changes
+    assert told.hf_overrides == {"rope_theta": 1e6}
+    assert [choice.name for choice in told.choices] == [
+        "--page-size",
+        "--json-model-override-args.rope_theta",
+    ]
 
 
 @pytest.mark.parametrize(

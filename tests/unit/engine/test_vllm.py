@@ -52,7 +52,14 @@ class TestReadArguments:
 
     @pytest.mark.parametrize(
         ("text", "tokens"),
-        [("8192", 8192), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("1M", 1_048_576)],
+        [
+            ("8192", 8192),
+            ("32k", 32_000),
+            ("32K", 32_768),
+            ("1.5k", 1500),
+            ("1M", 1_048_576),
+            (" 8k ", 8000),
+        ],
     )
     def test_lengths_for_people(self, text: str, tokens: int) -> None:
         assert read_arguments(["--max-model-len", text]).max_model_len == tokens
@@ -72,6 +79,11 @@ class TestReadArguments:
             ["-tp", "many"],
             ["-tp", "0"],
             ["-tp", "$TP"],
+            ["-tp", "8k"],
+            ["--max-model-len", "1e5"],
+            ["--max-model-len", "131,072"],
+            ["--max-model-len", "1.5K"],
+            ["--max-num-seqs", "64K"],
             ["--max-model-len", "-5"],
             ["--gpu-memory-utilization", "90%"],
             ["--gpu-memory-utilization", "1.5"],
@@ -99,7 +111,8 @@ class TestReadArguments:
 
     def test_what_changes_values(self) -> None:
         arguments = read_arguments(["--rope-theta", "500000", "-q", "awq", "--port", "1"])
-        assert arguments.value_changes == {"--rope-theta": "500000", "-q": "awq"}
+        found = {choice.name: choice.value for choice in arguments.choices}
+        assert found == {"--rope-theta": "500000", "--quantization": "awq"}
 
     def test_lora(self) -> None:
         assert read_arguments(["--enable-lora"]).lora
@@ -141,7 +154,7 @@ class TestReadArguments:
             *("--max-num-batched-tokens", "8k", "--max-num-seqs", "64", "-pcp", "2"),
             *("--enable-prompt-embeds", "--attention-backend", "FLASHINFER"),
         ])
-        # 20 × 2^30 bytes: a capital letter is a power of two.
+        # 20 x 2^30 bytes: a capital letter is a power of two.
         assert told.kv_cache_memory_bytes == 21_474_836_480
         assert told.num_gpu_blocks_override == 4096
         assert (told.cpu_offload_gb, told.swap_space) == (1.5, 16.0)

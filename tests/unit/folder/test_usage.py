@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from ai.backend.kvcache.folder.layout import temporary_directory
 from ai.backend.kvcache.folder.usage import Usage, namespace_usage
 
 FORM = "lmcache-fs"
@@ -32,6 +33,20 @@ def test_whole_tree(tmp_path: Path, namespace: Path) -> None:
     # Two blocks with 123 bytes.
     assert attrs.evolve(usage, oldest_seconds=None) == Usage(
         130, files=4, blocks=2, unfinished=1, block_bytes=61.5, oldest_seconds=None
+    )
+
+
+def test_what_sessions_have_begun_is_no_block(tmp_path: Path, namespace: Path) -> None:
+    (namespace / "m@1@0@3e8@half.data").write_bytes(b"0" * 100)
+    for session in ("5f0c2f3e-0000-4000-8000-000000000000", "another"):
+        begun = namespace / temporary_directory(session)
+        begun.mkdir()
+        # Under its last name already, in the directory of the session that writes it.
+        (begun / "m@1@0@3e9@half.data").write_bytes(b"0" * 30)
+    (namespace / temporary_directory("third")).mkdir()
+    usage = namespace_usage(tmp_path, "ab", FORM)
+    assert attrs.evolve(usage, oldest_seconds=None) == Usage(
+        160, files=3, blocks=1, unfinished=2, block_bytes=100.0, oldest_seconds=None
     )
 
 

@@ -222,6 +222,10 @@ class TestFieldsThatAreLeftOut:
             ("llava_onevision", {"model_type": "qwen2"}, 524_288),
             # Qwen3VLTextConfig: 32 layers of 32 KV heads of 128
             ("qwen3_vl", {"rope_theta": 5000000}, 524_288),
+            # vLLM's class for it: DeepseekV2Config, 32 layers of 512 + 64
+            ("kimi_vl", {"vocab_size": 163840}, 36_864),
+            # vLLM's Step3TextConfig: 61 layers of one KV head of 256
+            ("step3_vl", {"vocab_size": 128815}, 62_464),
         ],
     )  # fmt: skip
     def test_in_a_part_for_text(self, whole: str, text: dict[str, Any], expected: int) -> None:
@@ -445,12 +449,19 @@ class TestUnknownFamilies:
             read_geometry(config)
 
     @pytest.mark.parametrize("missing", ["num_key_value_heads", "head_dim"])
-    def test_nested_parts_may_leave_out_a_default_that_is_not_known(self, missing: str) -> None:
-        config = {"model_type": "x", "text_config": without(missing, model_type="somebodys")}
-        with pytest.raises(ModelError, match=rf"text_config\.{missing} is missing, and model_type"):
+    @pytest.mark.parametrize("model_type", ["somebodys", "mimo"])
+    def test_nested_parts_may_leave_out_a_default_that_is_not_known(
+        self, model_type: str, missing: str
+    ) -> None:
+        config = {"model_type": "x", "text_config": without(missing, model_type=model_type)}
+        with pytest.raises(
+            ModelError, match=rf"text_config\.{missing} is missing, and its default in model_type"
+        ):
             read_geometry(config)
-        config = {"model_type": "x", "text_config": plain(model_type="somebodys")}
+        config = {"model_type": "x", "text_config": plain(model_type=model_type)}
         assert read_geometry(config).bytes_per_token == 12 * LAYER
+        # A whole file is written with every field.
+        assert read_geometry(without(missing, model_type=model_type)).bytes_per_token > 0
 
     @pytest.mark.parametrize(
         ("model_type", "because"),

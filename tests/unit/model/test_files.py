@@ -42,7 +42,18 @@ class TestFingerprint:
         (model / "README.md").write_text("hello")
         assert print_of(model) == before
 
-    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "config.json",
+            "tokenizer.json",
+            "hf_quant_config.json",
+            "quantize_config.json",
+            "preprocessor_config.json",
+            "generation_config.json",
+            "modeling_mine.py",
+        ],
+    )
     def test_descriptions_matter(self, model: Path, name: str) -> None:
         before = print_of(model)
         (model / name).write_text('{"rope_theta": 1}')

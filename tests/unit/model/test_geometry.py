@@ -25,8 +25,9 @@ LLAMA: dict[str, Any] = {
 LLAMA_BYTES = 131_072
 
 
-def of(data: Path, model: str, **options: str) -> Geometry:
-    return read_geometry(read_json(data, data / "models" / f"{model}.config.json"), **options)
+def of(data: Path, model: str, kv_cache_dtype: str = "auto") -> Geometry:
+    config = read_json(data, data / "models" / f"{model}.config.json")
+    return read_geometry(config, kv_cache_dtype=kv_cache_dtype)
 
 
 def kinds(geometry: Geometry) -> dict[str, int]:
@@ -553,8 +554,8 @@ class TestLongestContext:
         geometry = of(data, "qwen3-yarn-128k")
         assert geometry.max_model_len == 131_072
         assert geometry.warnings == (
-            "the longest context is 40960 or 131072 tokens, depending on the version of vLLM, which "
-            "is not known; the longer one is counted. --max-model-len decides it",
+            "the longest context is 40960 or 131072 tokens, depending on the version of vLLM, "
+            "which is not known; the longer one is counted. --max-model-len decides it",
         )
 
     def test_yarn_that_all_versions_read_alike(self) -> None:
@@ -573,7 +574,7 @@ class TestLongestContext:
         params = {
             "dim": 5120, "n_layers": 40, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128,
             "max_position_embeddings": 262144,
-            "yarn": {"original_max_position_embeddings": 16384, "factor": 32, "beta": 32, "alpha": 1},
+            "yarn": {"original_max_position_embeddings": 16384, "factor": 32},
         }  # fmt: skip
         old = read_geometry(params, file="params.json", vllm=Version("0.20.2"))
         assert old.max_model_len == 524_288  # 32 x 16,384

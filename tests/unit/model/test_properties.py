@@ -72,6 +72,31 @@ def test_multimodal_by_its_outer_part() -> None:
     assert read_geometry(config).is_multimodal
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"model_type": "iquestloopcoder"}, True),
+        ({"model_type": "iquestloopcoder", "loop_num": 1}, False),
+        ({"model_type": "ouro"}, True),
+        # one cache of tokens and one state in each layer
+        (
+            {
+                "model_type": "falcon_h1", "mamba_n_heads": 32, "mamba_d_head": 64,
+                "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_n_groups": 1,
+            },
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_layers_that_run_several_times(fields: dict[str, Any], expected: bool) -> None:
+    assert read_geometry({**LLAMA, **fields}).has_repeated_layers is expected
+
+
+def test_an_indexer_is_no_repetition() -> None:
+    assert not read_geometry(find_in_catalog("deepseek-v3.2").config).has_repeated_layers
+
+
 def test_architectures_that_are_no_names() -> None:
     with pytest.raises(ModelError, match="architectures = 5 is not a list of names"):
         read_geometry({**LLAMA, "architectures": 5})

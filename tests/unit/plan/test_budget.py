@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import attrs
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ai.backend.kvcache.errors import DeclinedError
-from ai.backend.kvcache.plan.budget import Budget, GpuRequest, divide, keep
+from ai.backend.kvcache.plan.budget import divide, keep
+from ai.backend.kvcache.plan.gpu import Budget, GpuRequest
 from ai.backend.kvcache.plan.overhead import Overhead
 from ai.backend.kvcache.sizes import GIB, MIB
 
@@ -170,7 +172,7 @@ class TestSmallBuffers:
         assert "holds less than one context" in small
 
     @pytest.mark.parametrize("fixed", [{"pinned": True}, {"fixed_pool_bytes": 30 * GIB}])
-    def test_beside_what_the_user_fixed(self, fixed: dict[str, object]) -> None:
+    def test_beside_what_the_user_fixed(self, fixed: dict[str, Any]) -> None:
         request = attrs.evolve(
             REFERENCE, utilization=Decimal("0.8"), buffer_bytes=512 * MIB, **fixed
         )
@@ -271,6 +273,16 @@ class TestChosenLength:
             with pytest.raises(DeclinedError, match=r"--max-model-len auto") as raised:
                 divide(attrs.evolve(self.AUTO, weights_bytes=weights * GIB))
             assert "does not start" not in str(raised.value)
+
+    def test_what_takes_nothing_of_the_share_shortens_nothing(self) -> None:
+        # 72 - 61 - 1 = 10 GiB at the most, and a context takes 11: vLLM chooses a shorter one.
+        request = attrs.evolve(self.AUTO, weights_bytes=61 * GIB)
+        assert keep(request, 0).buffer_bytes == 0
+        # 80 - 72 - 1.5
+        assert divide(attrs.evolve(request, pinned=True)).buffer_bytes == 13 * GIB // 2
+        # Weights that do not fit keep it from starting all the same: 72 - 72 - 1.
+        with pytest.raises(DeclinedError, match="does not start"):
+            keep(attrs.evolve(request, weights_bytes=72 * GIB), 0)
 
 
 class TestWaysWithoutBuffer:

@@ -28,6 +28,12 @@ LABELS = {
     "ai.backend.kvcache.lmcache-version": "0.5.6",
 }
 
+#: The same for LMCache inside vLLM, which is right before vLLM 0.26.
+IN_PROCESS_LABELS = {
+    "ai.backend.kvcache.engine-version": "0.20.2",
+    "ai.backend.kvcache.lmcache-version": "0.4.6",
+}
+
 type SessionMaker = Callable[..., Session]
 
 
@@ -57,7 +63,8 @@ def model(tmp_path: Path, data: Path) -> Path:
 
 @pytest.fixture
 def make(kv_folder: Path, model: Path) -> SessionMaker:
-    """A model service on CPUs with a KV folder at the mount point, as changed by arguments."""
+    """A model service with a KV folder at the mount point, as changed by arguments: on CPUs, or
+    with GPUs and versions of which LMCache inside vLLM is right."""
 
     def make_session(**changes: Any) -> Session:
         session = Session(
@@ -73,6 +80,8 @@ def make(kv_folder: Path, model: Path) -> SessionMaker:
             owner=Owner(),
             shared_memory_bytes=None,
         )
+        if "gpus" in changes:
+            changes = {"image": Image("local/stable/vllm:1", IN_PROCESS_LABELS), **changes}
         return attrs.evolve(session, **changes)
 
     return make_session
@@ -131,6 +140,7 @@ class TestDeciding:
         assert preparation.plan.adapter == "vllm-tiering"
         plan = json.loads(preparation.files["plan.json"])
         assert plan["refused"] == {
+            "lmcache-mp": "the image has no LMCache",
             "lmcache-gds": "the image has no LMCache",
             "lmcache-posix": "the image has no LMCache",
         }
@@ -141,12 +151,12 @@ class TestDeciding:
             gpus=EIGHT_GPUS, service=serve("-tp", "8", "--data-parallel-size", "2"), image=image
         )
         preparation = decide(session, SETTINGS)
-        assert (
-            "no lmcache-gds or lmcache-posix: the image has no LMCache; no vllm-tiering: a data"
-            in (reason(preparation))
+        assert reason(preparation).startswith(
+            "no lmcache-mp or lmcache-gds or lmcache-posix: the image has no LMCache; "
+            "no vllm-tiering: a data parallel size of 2"
         )
         refused = json.loads(preparation.files["plan.json"])["refused"]
-        assert list(refused) == ["lmcache-gds", "lmcache-posix", "vllm-tiering"]
+        assert list(refused) == ["lmcache-mp", "lmcache-gds", "lmcache-posix", "vllm-tiering"]
 
     def test_a_session_that_no_way_is_for(self, make: SessionMaker) -> None:
         preparation = decide(make(service=serve("--enable-lora")), SETTINGS)
@@ -208,9 +218,11 @@ class TestOnGpus:
         assert vllm_config(preparation)["kv-transfer-config"] == {
             "kv_connector": "LMCacheConnectorV1",
             "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
+            # It loads within a step of the scheduler, and computing instead would answer wrongly.
+            "kv_load_failure_policy": "fail",
         }
         assert preparation.shared_memory_bytes == 0
+        assert "the client has to ask again" in " ".join(preparation.plan.warnings)
 
     def test_lmcache_file_says_the_same(self, make: SessionMaker) -> None:
         preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
@@ -267,14 +279,6 @@ class TestOnGpus:
         assert "PYTHONHASHSEED" not in preparation.environment
         assert "LMCACHE_GDS_PATH" not in preparation.environment
         assert "/secret/path" not in preparation.files["plan.json"]
-
-    def test_interactive_session_is_told_what_to_add(self, make: SessionMaker) -> None:
-        preparation = prepare(make(gpus=EIGHT_GPUS, service=None), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "24576"
-        assert preparation.plan.add_by_hand == (
-            "vllm serve MODEL --config /home/config/kvcache/vllm.yaml --gpu-memory-utilization 0.6"
-        )
 
     def test_parallel_size_from_the_environment(self, make: SessionMaker) -> None:
         session = make(gpus=EIGHT_GPUS, environ={"VLLM_TP_SIZE": "8"})
@@ -416,7 +420,8 @@ class TestFolder:
 class TestKindsOfModels:
     def test_windows_are_counted_in_full(self, make: SessionMaker, model: Path, data: Path) -> None:
         write_model(model, data / "models/gemma-3-27b.config.json", weights_bytes=54 * GIB)
-        preparation = prepare(make(gpus=EIGHT_GPUS, service=serve("-tp", "8")), SETTINGS)
+        service = serve("-tp", "8", "--language-model-only")
+        preparation = prepare(make(gpus=EIGHT_GPUS, service=service), SETTINGS)
         # 62 layers x 2 of 16 heads x 2 x 128 x 2 bytes x 131,072 tokens = 7.75 GiB, twice, and
         # 5 % more: 16.275, in whole GiB
         assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "17408"
@@ -430,12 +435,38 @@ class TestKindsOfModels:
         # 0.9 - 23 / 80 = 0.6125
         assert preparation.plan.arguments[-1] == "0.61"
 
-    def test_decode_context_parallel(self, make: SessionMaker, model: Path, data: Path) -> None:
+    @pytest.mark.parametrize(
+        ("arguments", "refused"),
+        [
+            # Chunks of 256 tokens hold whole blocks of all ranks, of 128 tokens at most each.
+            (("-dcp", "2"), None),
+            (("-dcp", "8"), "blocks of up to 128 tokens on 8 ranks"),
+            (("-dcp", "8", "--block-size", "32"), None),
+            (("-dcp", "8", "--block-size", "64"), "blocks of 64 tokens on 8 ranks"),
+        ],
+    )
+    def test_decode_context_parallel(
+        self,
+        make: SessionMaker,
+        model: Path,
+        data: Path,
+        arguments: tuple[str, ...],
+        refused: str | None,
+    ) -> None:
         write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=400 * GIB)
-        service = serve("-tp", "8", "--decode-context-parallel-size", "8")
-        preparation = prepare(make(gpus=EIGHT_GPUS, service=service), SETTINGS)
-        # 61 x 144 bytes x 163,840 tokens = 1.34 GiB, twice, and 5 % more: 2.8, in whole GiB
-        assert preparation.environment["LMCACHE_GDS_BUFFER_SIZE"] == "3072"
+        session = make(
+            gpus=EIGHT_GPUS,
+            service=serve("-tp", "8", *arguments),
+            image=Image("local/stable/vllm:1", LABELS),
+            memory_bytes=1024 * GIB,
+        )
+        plan = prepare(session, SETTINGS).plan
+        if refused is None:
+            assert plan.adapter == "lmcache-mp"
+        else:
+            assert refused in plan.refused["lmcache-mp"]
+            assert refused in plan.refused["vllm-tiering"]
+            assert "where ranks share one context" in plan.refused["lmcache-gds"]
 
     def test_unknown_family_is_planned_with_a_warning(
         self, make: SessionMaker, model: Path, data: Path
@@ -483,11 +514,6 @@ class TestFaults:
     def test_heads_that_cannot_be_divided(self, make: SessionMaker) -> None:
         session = make(gpus=EIGHT_GPUS, service=serve("-tp", "7"))
         assert "tensor-parallel size of 7" in reason(prepare(session, SETTINGS))
-
-    def test_no_model_folder(self, make: SessionMaker) -> None:
-        session = make(service=None)
-        session = attrs.evolve(session, mounts=session.mounts[1:])
-        assert reason(prepare(session, SETTINGS)) == "the session has no model folder"
 
     def test_model_from_a_hub(self, make: SessionMaker) -> None:
         service = Service(("vllm", "serve", "org/model"), PurePosixPath("/models"))
@@ -567,6 +593,172 @@ def sglang(*arguments: str) -> Service:
     return Service((*command, *arguments), PurePosixPath("/models"))
 
 
+class TestNewerVersionsOnGpus:
+    """From vLLM 0.26 on LMCache inside vLLM answers wrongly, so its server is taken."""
+
+    @pytest.fixture
+    def on_gpus(self, make: SessionMaker) -> SessionMaker:
+        def make_session(vllm: str, lmcache: str, **changes: Any) -> Session:
+            session = make(
+                gpus=EIGHT_GPUS,
+                service=serve("-tp", "8"),
+                memory_bytes=1024 * GIB,
+                image=found(vllm=vllm, lmcache=lmcache),
+            )
+            return attrs.evolve(session, **changes)
+
+        return make_session
+
+    def test_lmcaches_server(self, on_gpus: SessionMaker) -> None:
+        preparation = prepare(on_gpus("0.33.0", "0.5.6"), SETTINGS)
+        assert preparation.plan.adapter == "lmcache-mp"
+        transfer = vllm_config(preparation)["kv-transfer-config"]
+        assert transfer["kv_connector"] == "LMCacheMPConnector"
+        # It loads between two steps of the scheduler.
+        assert transfer["kv_load_failure_policy"] == "recompute"
+        assert "--supported-transfer-mode auto" in preparation.files["with-server.sh"]
+        # A quarter of 1,024 GiB for all ranks.
+        assert "--l1-size-gb 256 " in preparation.files["with-server.sh"]
+
+    def test_vllms_own_with_an_older_lmcache(self, on_gpus: SessionMaker) -> None:
+        plan = prepare(on_gpus("0.32.0", "0.5.5"), SETTINGS).plan
+        assert plan.adapter == "vllm-tiering"
+        assert "LMCache 0.5.6 or later" in plan.refused["lmcache-mp"]
+
+    def test_nothing_between(self, on_gpus: SessionMaker) -> None:
+        why = reason(prepare(on_gpus("0.29.0", "0.5.2"), SETTINGS))
+        assert "use an image with LMCache 0.5.6 or later" in why
+        assert "vLLM 0.29.0 is too old, 0.32.0 or later is needed" in why
+
+    def test_gpudirect_storage_is_refused_with_its_reason(self, on_gpus: SessionMaker) -> None:
+        settings = Settings(wish=Wish(transport=Transport.GDS))
+        preparation = prepare(on_gpus("0.32.0", "0.5.6"), settings)
+        assert reason(preparation).startswith(
+            "vLLM 0.32.0 with LMCache 0.5.6: vLLM keeps keys and values in another form from 0.26"
+        )
+        assert list(preparation.plan.refused) == ["lmcache-gds"]
+
+    def test_layers_with_unequal_heads(
+        self, on_gpus: SessionMaker, model: Path, tmp_path: Path
+    ) -> None:
+        config = tmp_path / "gemma.json"
+        config.write_text(json.dumps(dict(find_in_catalog("gemma-4-31b").config)))
+        write_model(model, config, weights_bytes=60 * GIB)
+        preparation = prepare(on_gpus("0.32.0", "0.5.2"), SETTINGS)
+        assert preparation.plan.adapter == "vllm-tiering"
+        transfer = vllm_config(preparation)["kv-transfer-config"]
+        extra = transfer["kv_connector_extra_config"]
+        # A number of tokens would have to be the same number of blocks of all layers.
+        assert "block_size" not in extra
+        assert extra["blocks_per_chunk"] == 16
+
+    @pytest.mark.parametrize(
+        ("arguments", "environ", "adapter"),
+        [
+            ((), {"VLLM_KV_CACHE_LAYOUT": "HND"}, "lmcache-mp"),
+            ((), {"VLLM_KV_CACHE_LAYOUT": "LHBNC"}, "vllm-tiering"),
+            ((), {"VLLM_KV_CACHE_LAYOUT": "BHLNC"}, "vllm-tiering"),
+            (("--enable-prompt-embeds",), {}, "vllm-tiering"),
+            (("--block-size", "64"), {}, "lmcache-mp"),
+            (("--block-size", "128"), {}, "vllm-tiering"),
+            (("--block-size=256",), {}, "vllm-tiering"),
+            (("--block-size", "128", "--attention-backend", "FLASH_ATTN"), {}, "lmcache-mp"),
+            (("--block-size", "128", "--attention-backend=triton_attn"), {}, "lmcache-mp"),
+            (("--block-size", "128", "--attention-backend", "FLASHINFER"), {}, "vllm-tiering"),
+            (("--enable-sleep-mode",), {}, "vllm-tiering"),
+            (("--enable-cumem-allocator",), {}, "vllm-tiering"),
+            ((), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "vllm-tiering"),
+            ((), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "lmcache-mp"),
+        ],
+    )
+    def test_what_was_told(
+        self,
+        on_gpus: SessionMaker,
+        arguments: tuple[str, ...],
+        environ: dict[str, str],
+        adapter: str,
+    ) -> None:
+        session = on_gpus("0.33.0", "0.5.6", service=serve("-tp", "8", *arguments), environ=environ)
+        assert prepare(session, SETTINGS).plan.adapter == adapter
+
+    @pytest.mark.parametrize(
+        ("arguments", "environ", "gpu_gib", "gpu", "adapter"),
+        [
+            ((), {}, 80, None, "lmcache-gds"),
+            ((), {}, 141, "NVIDIA H200", "lmcache-gds"),
+            # Of a generation on which vLLM takes FlashInfer by itself.
+            ((), {}, 180, None, None),
+            ((), {}, 90, "NVIDIA B200", None),
+            (("--attention-backend", "FLASHMLA"), {}, 180, "NVIDIA B200", "lmcache-gds"),
+            (("--attention-backend", "FLASHINFER_MLA"), {}, 80, None, None),
+            (("--attention-backend", "TOKENSPEED_MLA"), {}, 80, None, None),
+            ((), {"VLLM_KV_CACHE_LAYOUT": "NHD"}, 80, None, None),
+        ],
+    )
+    def test_latent_attention_with_an_older_lmcache(
+        self,
+        on_gpus: SessionMaker,
+        model: Path,
+        data: Path,
+        arguments: tuple[str, ...],
+        environ: dict[str, str],
+        gpu_gib: int,
+        gpu: str | None,
+        adapter: str | None,
+    ) -> None:
+        write_model(model, data / "models/deepseek-v3.config.json", weights_bytes=200 * GIB)
+        session = on_gpus(
+            "0.29.0",
+            "0.5.2",
+            service=serve("-tp", "8", "--max-model-len", "32768", *arguments),
+            environ=environ,
+            gpus=Gpus("cuda", 8, gpu_gib * GIB, model=gpu),
+        )
+        assert prepare(session, SETTINGS).plan.adapter == adapter
+
+    @pytest.mark.parametrize(
+        ("lmcache", "arguments", "adapter"),
+        [
+            ("0.4.6", (), None),
+            ("0.5.4", (), None),
+            ("0.5.5", (), "lmcache-gds"),
+            ("0.5.4", ("--language-model-only",), "lmcache-gds"),
+        ],
+    )
+    def test_images(
+        self,
+        on_gpus: SessionMaker,
+        model: Path,
+        tmp_path: Path,
+        lmcache: str,
+        arguments: tuple[str, ...],
+        adapter: str | None,
+    ) -> None:
+        config = tmp_path / "vl.json"
+        config.write_text(json.dumps(dict(find_in_catalog("qwen2.5-vl-72b").config)))
+        write_model(model, config, weights_bytes=136 * GIB)
+        session = on_gpus("0.25.1", lmcache, service=serve("-tp", "8", *arguments))
+        assert prepare(session, SETTINGS).plan.adapter == adapter
+
+    def test_share_of_a_gpu(self, on_gpus: SessionMaker, model: Path, data: Path) -> None:
+        write_model(model, data / "models/llama-3.1-8b.config.json", weights_bytes=15 * GIB)
+        share = Gpus("cuda", 1, 40 * GIB, is_fraction=True)
+        session = on_gpus("0.33.0", "0.5.6", gpus=share, service=serve())
+        assert prepare(session, SETTINGS).plan.adapter == "vllm-tiering"
+
+    def test_a_later_version(self, on_gpus: SessionMaker) -> None:
+        plan = prepare(on_gpus("0.34.0", "0.5.6"), SETTINGS).plan
+        assert plan.adapter == "lmcache-mp"
+        assert "vLLM 0.34.0 is later than 0.33.0" in " ".join(plan.warnings)
+
+    def test_an_image_that_says_nothing(self, make: SessionMaker) -> None:
+        for gpus in (EIGHT_GPUS, None):
+            session = make(gpus=gpus, service=serve("-tp", "8"), image=Image("somebodys", {}))
+            why = reason(prepare(session, SETTINGS))
+            assert "ai.backend.kvcache.engine-version" in why
+            assert "ai.backend.kvcache.lmcache-version" in why
+
+
 class TestOtherWays:
     """The reference model on eight GPUs of 80 GiB: 11 GiB a context and GPU, 1 TiB of memory."""
 
@@ -588,6 +780,10 @@ class TestOtherWays:
         assert preparation.environment["LMCACHE_LOCAL_CPU"] == "True"
         # A quarter of 1,024 GiB for eight ranks.
         assert preparation.environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "32.0"
+        # Two sessions that store one block do not write to one file.
+        assert json.loads(preparation.environment["LMCACHE_EXTRA_CONFIG"]) == {
+            "fs_connector_relative_tmp_dir": ".tmp-5f0c2f3e-0000-4000-8000-000000000000"
+        }
         assert preparation.start_command is not None
         assert "--gpu-memory-utilization" not in preparation.start_command
 
@@ -606,17 +802,6 @@ class TestOtherWays:
             "set by the user",
         )
         assert "/tmp/mine" not in preparation.files["plan.json"]
-
-    def test_no_directory_for_counters_in_a_settled_container(self, on_gpus: SessionMaker) -> None:
-        settings = Settings(wish=Wish(transport=Transport.POSIX))
-        preparation = prepare(on_gpus(is_settled=True), settings)
-        assert "LMCACHE_REMOTE_URL" in preparation.environment
-        assert "PROMETHEUS_MULTIPROC_DIR" not in preparation.environment
-        assert preparation.memory_directories == ()
-        assert decision_on("PROMETHEUS_MULTIPROC_DIR", preparation) == (
-            "not set",
-            "the container cannot be given its directory any more",
-        )
 
     def test_no_counters_of_gpudirect_storage(self, on_gpus: SessionMaker) -> None:
         # LMCache does not count there what it loads, and a page would say that it is nothing.
@@ -722,7 +907,8 @@ class TestOtherWays:
             image=found(vllm="0.31.0", kvbm="1.6.1"),
             service=Service((*command, "--block-size", "32"), PurePosixPath("/models")),
         )
-        preparation = prepare(session, SETTINGS)
+        assert "only where connector names a way" in reason(prepare(session, SETTINGS))
+        preparation = prepare(session, Settings(wish=Wish("dynamo-kvbm")))
         assert preparation.plan.adapter == "dynamo-kvbm"
         environment = preparation.environment
         # A quarter of 1,024 GiB in units of 10^9 bytes, and four times that on disk.
@@ -733,30 +919,24 @@ class TestOtherWays:
         assert preparation.start_command[-2:] == ("--config", "/home/config/kvcache/vllm.yaml")
         transfer = vllm_config(preparation)["kv-transfer-config"]
         assert transfer["kv_connector"] == "DynamoConnector"
-        assert "forgets everything" in " ".join(preparation.plan.warnings)
-
-    def test_engine_that_nobody_starts_yet(self, on_gpus: SessionMaker) -> None:
-        preparation = prepare(on_gpus(image=SGLANG, service=None), SETTINGS)
-        assert preparation.plan.adapter == "sglang-hicache"
-        assert str(preparation.plan.add_by_hand).startswith(
-            "python3 -m sglang.launch_server --model-path MODEL --enable-hierarchical-cache"
-        )
-
-    def test_labels_say_what_runs(self, on_gpus: SessionMaker) -> None:
-        labels = {
-            "ai.backend.kvcache.engine": "sglang",
-            "ai.backend.kvcache.engine-version": "0.5.23",
-        }
-        image = Image("local/stable/sglang:1", labels)
-        plan = prepare(on_gpus(image=image, service=None), SETTINGS).plan
-        assert plan.adapter == "sglang-hicache"
-        assert not any("does not say its versions" in warning for warning in plan.warnings)
+        warnings = " ".join(preparation.plan.warnings)
+        assert "forgets everything" in warnings
+        assert "answer with another request's cache" in warnings
 
     def test_ways_have_namespaces_of_their_own(self, on_gpus: SessionMaker) -> None:
-        wishes = ("lmcache-gds", "lmcache-posix", "lmcache-mp", "vllm-tiering")
-        plans = [prepare(on_gpus(), Settings(wish=Wish(name))).plan for name in wishes]
-        assert [plan.adapter for plan in plans] == list(wishes)
-        assert len({plan.namespace and plan.namespace.name for plan in plans}) == len(wishes)
+        older, newer = (Image("image", labels) for labels in (IN_PROCESS_LABELS, LABELS))
+        ways = {
+            "lmcache-gds": older,
+            "lmcache-posix": older,
+            "lmcache-mp": newer,
+            "vllm-tiering": newer,
+        }
+        plans = [
+            prepare(on_gpus(image=image), Settings(wish=Wish(way))).plan
+            for way, image in ways.items()
+        ]
+        assert [plan.adapter for plan in plans] == list(ways)
+        assert len({plan.namespace and plan.namespace.name for plan in plans}) == len(ways)
 
     def test_data_parallel_engines_share_the_memory(self, on_gpus: SessionMaker) -> None:
         one = on_gpus(service=serve("-tp", "4"), memory_bytes=64 * GIB)
@@ -775,19 +955,7 @@ class TestOtherWays:
         assert metrics["path"] == "/metrics"
 
 
-class TestUncertainCommand:
-    @pytest.mark.parametrize(
-        "command",
-        [("bash", "-c", "vllm serve /models; exit"), ("vllm serve /models",), ("./run.sh",), ()],
-    )
-    def test_is_left_alone(self, make: SessionMaker, command: tuple[str, ...]) -> None:
-        preparation = prepare(make(service=Service(command, PurePosixPath("/models"))), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.plan.add_by_hand == (
-            "sh /home/config/kvcache/with-server.sh vllm serve MODEL "
-            "--config /home/config/kvcache/vllm.yaml"
-        )
-
+class TestShellsLine:
     def test_shells_line_is_completed(self, make: SessionMaker) -> None:
         service = Service(("bash", "-c", "exec vllm serve $M -tp 8"), PurePosixPath("/models"))
         session = make(gpus=EIGHT_GPUS, service=service, environ={"M": "/models"})
@@ -810,22 +978,6 @@ class TestUncertainCommand:
         preparation = prepare(make(gpus=EIGHT_GPUS, service=service, environ=environ), SETTINGS)
         assert "--api-key '***' from variables" in " ".join(preparation.plan.warnings)
         assert "s3cr3t" not in json.dumps(preparation.plan.to_json())
-
-    def test_keys_of_a_settled_session_are_not_recorded(self, make: SessionMaker) -> None:
-        session = make(is_settled=True, service=serve("--api-key", "s3cr3t"))
-        plan = prepare(session, SETTINGS).plan
-        assert "--api-key '***' " in str(plan.add_by_hand)
-        assert "s3cr3t" not in json.dumps(plan.to_json())
-
-    def test_settled_session(self, make: SessionMaker) -> None:
-        preparation = prepare(make(is_settled=True), SETTINGS)
-        assert preparation.start_command is None
-        assert preparation.shared_memory_bytes == 0
-        assert preparation.plan.add_by_hand == (
-            "sh /home/config/kvcache/with-server.sh vllm serve /home/config/kvcache/model "
-            "--served-model-name /models --config /home/config/kvcache/vllm.yaml"
-        )
-        assert "shmem=2048m" in preparation.plan.warnings[0]
 
 
 class TestModelLink:
@@ -906,7 +1058,6 @@ class TestNamespace:
             pytest.param({"service": serve("-pp", "2")}, id="pipeline parallel"),
             pytest.param({"service": serve("--rope-theta", "1")}, id="rope"),
             pytest.param({"service": serve("--quantization", "fp8")}, id="quantization"),
-            pytest.param({"image": Image("local/stable/vllm:1", {})}, id="unlabelled image"),
             pytest.param(
                 {"image": Image("x", {**LABELS, "ai.backend.kvcache.engine-version": "0.33.0"})},
                 id="engine version",
@@ -975,5 +1126,17 @@ class TestNamespace:
             service=Service(("vllm", "serve", "{model_path}"), PurePosixPath("/elsewhere")),
         )
 
-    def test_unlabelled_images_do_not_share(self, name: Callable[..., str]) -> None:
-        assert name(image=Image("a", {})) != name(image=Image("b", {}))
+    def test_images_that_do_not_say_their_versions_do_not_share(self, make: SessionMaker) -> None:
+        half_known = Versions({"kvbm": "1.6.1"})
+        names = set()
+        for image in ("a", "b"):
+            session = make(
+                gpus=EIGHT_GPUS,
+                service=serve("-tp", "8"),
+                memory_bytes=1024 * GIB,
+                image=Image(image, {}, half_known),
+            )
+            namespace = prepare(session, Settings(wish=Wish("dynamo-kvbm"))).plan.namespace
+            assert namespace is not None
+            names.add(namespace.name)
+        assert len(names) == 2

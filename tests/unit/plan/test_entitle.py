@@ -110,9 +110,6 @@ class TestAuto:
         with pytest.raises(DeclinedError, match="sharing = project needs to know"):
             entitle(session(is_inference=True, project_id=None), policy(mode="auto", folder=FOLDER))
 
-    def test_agent_that_cannot_mount(self) -> None:
-        with pytest.raises(DeclinedError, match="cannot mount"):
-            entitle(session(is_inference=True, is_settled=True), policy(mode="auto", folder=FOLDER))
 
 
 class TestOff:

@@ -64,6 +64,31 @@ class TestStaging:
         assert divide_host(STAGING, request(limit_bytes=None)).size == 5 * GIB
 
 
+class TestServer:
+    """One memory for all ranks, of any size, through which contexts pass."""
+
+    NEED = HostNeed(unit_bytes=GIB, is_shared=True, is_cache=True, insists=False)
+
+    def test_a_context_fits(self) -> None:
+        # 8 x 11 GiB are 88, of which 352 are four times as many.
+        host = divide_host(self.NEED, request(limit_bytes=352 * GIB))
+        assert (host.size, host.notes) == (88 * GIB, ())
+
+    def test_a_context_does_not_fit(self) -> None:
+        # A quarter of 128 GiB, 32 of 88, holds 262,144 x 32 / 88 tokens.
+        host = divide_host(self.NEED, request(limit_bytes=128 * GIB))
+        assert host.size == 32 * GIB
+        assert host.notes == (
+            "32 GiB of host memory are less than the longest context (88 GiB): of contexts above "
+            "95,325 tokens a part may be computed again; with 352 GiB of memory for the session "
+            "they are loaded whole",
+        )
+
+    def test_as_the_settings_say(self) -> None:
+        (note,) = divide_host(self.NEED, request(total_bytes=10 * GIB)).notes
+        assert "with a cpu-tier of 88 GiB" in note
+
+
 class TestTier:
     def test_keeps_contexts_where_another_fits(self) -> None:
         # 1,024 GiB: 32 GiB each, and 11 + 0.69 + 11 are needed for that.

@@ -18,7 +18,8 @@ from ai.backend.kvcache.model.source import open_model
 from ai.backend.kvcache.model.weights import estimate_weights
 from ai.backend.kvcache.model.widths import Widths, read_widths
 from ai.backend.kvcache.plan.overhead import EngineLoad, Overhead, estimate_overhead
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 from ai.backend.kvcache.sizes import GIB, MIB
 
 DATA = Path(__file__).parents[2] / "data"

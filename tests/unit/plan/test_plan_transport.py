@@ -58,8 +58,8 @@ def session(folders: tuple[Path, Path]) -> Session:
         image=Image(
             "local/stable/vllm:1",
             {
-                "ai.backend.kvcache.engine-version": "0.32.0",
-                "ai.backend.kvcache.lmcache-version": "0.5.6",
+                "ai.backend.kvcache.engine-version": "0.20.2",
+                "ai.backend.kvcache.lmcache-version": "0.4.6",
             },
         ),
         gpus=Gpus("cuda", 8, 80 * GIB),
@@ -138,7 +138,7 @@ class TestHostThatCannot:
         assert said(preparation) == []
         (compatible,) = warnings(preparation)
         # 8 x (262,144 + 64 x 256 tokens) x 45,056 bytes = 93.5 GiB
-        assert list(preparation.plan.refused) == ["lmcache-posix"]
+        assert list(preparation.plan.refused) == ["lmcache-mp", "vllm-tiering", "lmcache-posix"]
         assert preparation.plan.refused["lmcache-posix"].startswith(
             "transfers between GPU and folder take 93.5 GiB of host memory, and there are 32 GiB "
             "(a quarter of the session's 128 GiB)"

@@ -16,7 +16,8 @@ from ai.backend.kvcache.errors import KVCacheError, ModelError, SizeError
 from ai.backend.kvcache.model.catalog import catalog
 from ai.backend.kvcache.model.parallel import Parallel
 from ai.backend.kvcache.model.source import ModelSource, open_model
-from ai.backend.kvcache.plan.sizing import SizingRequest, size
+from ai.backend.kvcache.plan.sizing import size
+from ai.backend.kvcache.plan.sizing_request import SizingRequest
 from ai.backend.kvcache.sizes import GIB
 
 MutatedModels = Callable[[int], Iterator[Any]]
@@ -26,7 +27,6 @@ TOP: dict[str, Any] = {
     "kv_cache": True,
     "reason": None,
     "way": "lmcache-gds",
-    "refused": {},
     "namespace": None,
     "start_command": None,
 }
@@ -102,6 +102,7 @@ class TestReference:
 
     def test_keys(self, reference: SizingRequest) -> None:
         plan = size(reference).to_json()
+        assert list(plan.pop("refused")) == ["lmcache-mp", "vllm-tiering"]
         assert {name: plan.pop(name) for name in TOP} == TOP
         assert {name: set(part) for name, part in plan.items()} == KEYS
         assert [set(layer) for layer in plan["geometry"]["layers"]] == [
@@ -155,7 +156,7 @@ class TestReference:
         assert sizing.budget is not None
         assert sizing.budget.buffer_bytes == 44 * GIB
         # which leaves 9 GiB, too few for a context of 11, so that ordinary files are taken
-        assert "less than one context" in size(large).reasons[0]
+        assert "less than one context" in size(large).refused["lmcache-gds"]
 
 
 class TestWeights:
@@ -213,7 +214,10 @@ class TestNamespace:
             directory.mkdir(parents=True)
             (directory / "config.json").write_bytes(config)
             (directory / "model.safetensors").write_bytes(fill * 1000)
-            paths.add(self.path(SizingRequest(model=open_model(str(directory)))))
+            request = SizingRequest(
+                model=open_model(str(directory)), vllm_version="0.20.2", lmcache_version="0.4.6"
+            )
+            paths.add(self.path(request))
         assert len(paths) == 2
 
 
@@ -237,12 +241,75 @@ class TestNo:
         assert "keeps nothing that grows" in sizing.reasons[0]
 
     def test_windows_are_told(self, data: Path) -> None:
-        model = open_model(str(data / "models/gemma-3-27b.config.json"))
-        sizing = size(SizingRequest(model=model, parallel=Parallel(8)))
-        assert any("507904 bytes a token instead of 81920" in r for r in sizing.reasons)
-        # 63,488 x 131,072 tokens twice and 5 %, in whole GiB
+        model = open_model(str(data / "models/gpt-oss-120b.config.json"))
+        older: dict[str, Any] = {"vllm_version": "0.20.2", "lmcache_version": "0.4.6"}
+        sizing = size(SizingRequest(model=model, parallel=Parallel(4), **older))
+        assert any("73728 bytes a token instead of 36864" in r for r in sizing.reasons)
+        # 36 x 512 x 131,072 tokens = 2.25 GiB, twice and 5 %, in whole GiB
         assert sizing.budget is not None
-        assert sizing.budget.buffer_bytes == 17 * GIB
+        assert sizing.budget.buffer_bytes == 5 * GIB
+        # LMCache's server leaves vLLM's hybrid manager on.
+        newest = size(SizingRequest(model=model, parallel=Parallel(4)))
+        assert newest.adapter is not None
+        assert newest.adapter.name == "lmcache-mp"
+        assert not any("bytes a token instead of" in r for r in newest.reasons)
+
+
+class TestWays:
+    """The way is the one that a session with these versions would go."""
+
+    @pytest.mark.parametrize(
+        ("vllm", "lmcache", "way"),
+        [
+            ("0.20.2", "0.4.6", "lmcache-gds"),
+            ("0.15.0", "0.3.15", "lmcache-gds"),
+            ("0.32.0", "0.5.6", "lmcache-mp"),
+            ("0.32.0", "0.5.4", "vllm-tiering"),
+            ("0.26.0", "0.5.2", None),
+        ],
+    )
+    def test_by_versions(
+        self, reference: SizingRequest, vllm: str, lmcache: str, way: str | None
+    ) -> None:
+        sizing = size(attrs.evolve(reference, vllm_version=vllm, lmcache_version=lmcache))
+        assert (sizing.adapter and sizing.adapter.name) == way
+        budget = sizing.budget
+        assert (budget is not None) == (way is not None)
+        if budget is not None:
+            assert (budget.buffer_bytes > 0) == (way == "lmcache-gds")
+
+    def test_why_a_better_one_is_not_taken(self, reference: SizingRequest) -> None:
+        sizing = size(attrs.evolve(reference, vllm_version="0.32.0", lmcache_version="0.5.4"))
+        assert sizing.refused["lmcache-mp"].startswith("vLLM 0.32.0 with LMCache 0.5.4")
+
+    def test_a_server_takes_memory_beside_vllm(self, reference: SizingRequest) -> None:
+        newest = attrs.evolve(
+            reference, utilization=None, vllm_version="0.32.0", lmcache_version="0.5.6"
+        )
+        sizing = size(newest)
+        # 0.75 GiB of a process, and 4 chunks of 256 x 45,056 bytes.
+        assert sizing.beside_bytes == 805_306_368 + 46_137_344
+        plan = sizing.to_json()
+        # vLLM's own default, which nobody needs to say; 0.92 x 80 - 16 - 3 GiB
+        assert plan["budget"]["gpu_memory_utilization"] == 0.92
+        assert plan["budget"]["kv_pool_bytes_after"] == plan["budget"]["kv_pool_bytes_before"]
+        assert plan["budget"]["kv_pool_bytes_before"] == 58_626_303_590
+        assert "--gpu-memory-utilization" not in plan["engine"]["arguments"]
+        # 80 x 0.01 = 0.8 GiB would be just enough, and 0.005 are not.
+        tight = attrs.evolve(newest, utilization=Decimal("0.995"), pinned=True)
+        refused = size(tight).refused["lmcache-mp"]
+        assert "this way takes about 0.79 GiB of each GPU beside vLLM" in refused
+
+    def test_an_estimate_has_bounds(self, reference: SizingRequest) -> None:
+        budget = size(attrs.evolve(reference, overhead_bytes=None)).to_json()["budget"]
+        assert budget["buffer_bytes"] == 24 * GIB
+        assert budget["gpu_memory_utilization"] == 0.6
+        assert (
+            0
+            < budget["overhead_low_bytes"]
+            < budget["overhead_bytes"]
+            < budget["overhead_high_bytes"]
+        )
 
 
 class TestBadInput:

@@ -12,17 +12,18 @@ import pytest
 import yaml
 
 from ai.backend.kvcache.agent.facts import session_of
-from ai.backend.kvcache.engine.versions import Versions
+from ai.backend.kvcache.engine.versions import NEWEST, Versions
 from ai.backend.kvcache.errors import EngineVersionError, SizeError, StartCommandError
 from ai.backend.kvcache.model.source import open_model
 from ai.backend.kvcache.plan.decide import Preparation, prepare
-from ai.backend.kvcache.plan.described import Description
+from ai.backend.kvcache.plan.described import SESSION_ID, Description
 from ai.backend.kvcache.plan.entitle import entitle
 from ai.backend.kvcache.plan.session import Gpus
 from ai.backend.kvcache.plan.trial import try_start
 from ai.backend.kvcache.policy.policy import Policy, check_policy
 from ai.backend.kvcache.sizes import GIB
 
+KERNEL_ID = "5f0c2f3e-0000-4000-8000-000000000000"
 SERVE = ("vllm", "serve", "/models")
 OLD = {"vllm": "0.20.2", "lmcache": "0.4.6"}
 
@@ -79,8 +80,7 @@ def agents(
         "owner_project_id": "32a432e6-0000-4000-8000-000000000000",
     }
     allotted = Gpus("cuda", gpus, 80 * GIB) if gpus else None
-    kernel_id = "5f0c2f3e-0000-4000-8000-000000000000"
-    session = session_of(kernel_id, config, environ, allotted, is_settled=False)
+    session = session_of(KERNEL_ID, config, environ, allotted)
     image = attrs.evolve(session.image, found=Versions(versions, is_complete=True))
     session = attrs.evolve(session, image=image)
     entitlement = entitle(session, Policy())
@@ -104,12 +104,7 @@ class TestAsASession:
                 ("bash", "-c", 'exec vllm serve /models -tp 4 --dtype float16 "$@"', "wrap"),
                 OLD, 4, {"VLLM_EXTRA_ARGS": "--max-model-len 16384"}, "lmcache-gds",
             ),
-            ((*SERVE, "-tp", "8"), {"vllm": "0.32.0"}, 8, {}, "vllm-tiering"),
             (SERVE, {"vllm": "0.32.0", "lmcache": "0.5.6"}, 0, {}, "lmcache-mp"),
-            (
-                ("python3", "-m", "sglang.launch_server", "--model-path", "/models", "--tp", "8"),
-                {"sglang": "0.5.23"}, 8, {}, "sglang-hicache",
-            ),
         ],
     )  # fmt: skip
     def test_same_decision(
@@ -136,7 +131,41 @@ class TestAsASession:
         assert trial["namespace"] == real.plan.namespace.name
         assert trial["start_command"] == list(real.start_command or ())
         assert trial["refused"] == real.plan.refused
-        assert trial["environment"] == real.environment
+        assert trial["environment"] == {
+            name: value.replace(KERNEL_ID, SESSION_ID) for name, value in real.environment.items()
+        }
+        assert trial["shared_memory_bytes"] == real.shared_memory_bytes
+
+    @pytest.mark.parametrize(
+        ("command", "versions", "way"),
+        [
+            ((*SERVE, "-tp", "8"), {"vllm": "0.32.0"}, "vllm-tiering"),
+            (
+                ("python3", "-m", "sglang.launch_server", "--model-path", "/models", "--tp", "8"),
+                {"sglang": "0.5.23"},
+                "sglang-hicache",
+            ),
+        ],
+    )
+    def test_same_but_for_what_the_node_decides(
+        self,
+        tried: Trying,
+        model: Path,
+        command: tuple[str, ...],
+        versions: dict[str, str],
+        way: str,
+    ) -> None:
+        real = agents(model, command, versions, 8, {})
+        absent = {p: "none" for p in ("vllm", "lmcache") if p not in versions}
+        trial = tried(
+            *command, versions={**versions, **absent}, gpus=Decimal(8), memory_bytes=256 * GIB
+        )
+        assert (trial["way"], real.plan.adapter) == (way, way)
+        assert trial["namespace"].startswith("assumed-")
+        assert any("the model of the GPUs and the image's name" in note for note in trial["notes"])
+        assert trial["start_command"] == list(real.start_command or ())
+        assert trial["refused"] == real.plan.refused
+        assert trial["environment"].keys() == real.environment.keys()
         assert trial["shared_memory_bytes"] == real.shared_memory_bytes
 
     def test_same_refusal(self, tried: Trying, model: Path) -> None:
@@ -245,9 +274,17 @@ class TestSession:
             ((*SERVE, "-tp", "4"), {"gpus": Decimal(2)}, "needs 4 GPUs, and the session has 2"),
             ((*SERVE, "-tp", "4"), {"gpus": Decimal(8)}, "only 4 of 8 GPUs are used"),
             (SERVE, {"gpus": Decimal(1)}, "80 GiB of memory per GPU are assumed"),
-            (SERVE, {}, "assumed to have vLLM 0.32.0 with LMCache 0.5.6"),
-            (SERVE, {"versions": {"vllm": "0.20.2"}}, "assumed to have LMCache 0.5.6"),
-            (("sglang", "serve", "--model-path", "/models"), {}, "assumed to have SGLang 0.5.23"),
+            (SERVE, {}, f"vLLM {NEWEST['vllm']} with LMCache {NEWEST['lmcache']};"),
+            (
+                SERVE,
+                {"versions": {"vllm": "0.20.2"}},
+                f"assumed to have LMCache {NEWEST['lmcache']};",
+            ),
+            (
+                ("sglang", "serve", "--model-path", "/models"),
+                {},
+                f"assumed to have SGLang {NEWEST['sglang']};",
+            ),
         ],
     )
     def test_what_is_assumed(
@@ -260,6 +297,20 @@ class TestSession:
         assert [n for n in notes if "assumed" in n] == [
             "the session is assumed to have a KV folder, at /kvcache"
         ]
+
+    @pytest.mark.parametrize(
+        ("said", "is_there"),
+        [
+            ({"gpus": Decimal(0)}, True),
+            ({"versions": OLD}, False),
+            ({"versions": OLD, "environ": {"BACKENDAI_KVCACHE_TRANSPORT": "posix"}}, True),
+        ],
+    )
+    def test_what_is_of_one_session(
+        self, tried: Trying, said: dict[str, Any], is_there: bool
+    ) -> None:
+        notes = tried(*SERVE, **said)["notes"]
+        assert any("each session's own" in note for note in notes) is is_there
 
     def test_share_of_a_gpu(self, tried: Trying) -> None:
         said = {"gpus": Decimal("0.5"), "gpu_memory_bytes": 64 * GIB}

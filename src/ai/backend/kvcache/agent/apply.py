@@ -83,9 +83,3 @@ def docker_arguments(preparation: Preparation) -> dict[str, Any]:
             for path in preparation.host_mounts
         ]
     return {"HostConfig": host_config} if host_config else {}
-
-
-def append_environment(environ_file: Path, environment: Mapping[str, str]) -> None:
-    """Adds variables to a kernel whose environment file is already written."""
-    with environ_file.open("a") as file:
-        file.writelines(f"{name}={value}\n" for name, value in environment.items())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-from ai.backend.common.types import BinarySize
 
 from ..folder.entries import Owner
 from ..plan.session import Gpus, Image, Mount, Service, Session
@@ -69,6 +68,13 @@ def _memory_bytes(kernel_config: Mapping[str, Any]) -> int | None:
         return None
 
 
+def _gpu_model(names: Collection[str]) -> str:
+    """The model of a session's GPUs. One that nobody says is taken for this node's alone."""
+    if "" in names:
+        return f"unknown, of {platform.node()}"
+    return ", ".join(sorted(names))
+
+
 def gpus_of(
     allocations: Mapping[Any, Mapping[Any, Mapping[Any, Decimal]]], computers: Mapping[Any, Any]
 ) -> Gpus | None:
@@ -78,31 +84,29 @@ def gpus_of(
         allocations: device name → slot name → device id → amount.
         computers: device name → the agent's computer context, which lists its devices.
     """
+    whole = Decimal(1)
     for device_name, slots in allocations.items():
         if str(device_name) in _NO_ACCELERATORS:
             continue
-        memory = {d.device_id: d.memory_size for d in computers[device_name].devices}
-        sizes = [
+        known = {d.device_id: d for d in computers[device_name].devices if d.memory_size}
+        found = [
             # A slot named "shares" counts fractions of a device, others whole ones.
-            int(memory[device_id] * (min(amount, 1) if str(slot).endswith(".shares") else 1))
+            (known[device_id], min(amount, whole) if str(slot).endswith(".shares") else whole)
             for slot, devices in slots.items()
             for device_id, amount in devices.items()
-            if amount > 0 and memory.get(device_id)
+            if amount > 0 and device_id in known
         ]
-        if sizes:
-            return Gpus(str(device_name), len(sizes), min(sizes))
+        if found:
+            # Only devices of accelerators have the attribute.
+            models = {str(getattr(device, "model_name", None) or "") for device, _ in found}
+            return Gpus(
+                str(device_name),
+                len(found),
+                min(int(device.memory_size * share) for device, share in found),
+                is_fraction=any(share < whole for _, share in found),
+                model=_gpu_model(models),
+            )
     return None
-
-
-def gpus_of_environ(environ: Mapping[str, str]) -> Gpus | None:
-    """The GPUs as the agent describes them to the kernel: ``GPU_CONFIG=0:80g,1:80g``."""
-    config = environ.get("GPU_CONFIG", "")
-    sizes = [
-        BinarySize.finite_from_str(item.partition(":")[2]) for item in config.split(",") if item
-    ]
-    if not sizes:
-        return None
-    return Gpus(environ.get("GPU_TYPE", "cuda"), len(sizes), int(min(sizes)))
 
 
 def session_of(
@@ -110,8 +114,6 @@ def session_of(
     kernel_config: Mapping[str, Any],
     environ: Mapping[str, str],
     gpus: Gpus | None,
-    *,
-    is_settled: bool,
 ) -> Session:
     """One kernel as the planner sees it. ``environ`` is copied: the agent goes on changing it."""
     image = kernel_config["image"]
@@ -130,5 +132,4 @@ def session_of(
         project_id=_text(kernel_config.get("owner_project_id")),
         resource_group=_text(kernel_config.get("scaling_group")),
         is_inference=str(kernel_config.get("session_type")) == "inference",
-        is_settled=is_settled,
     )

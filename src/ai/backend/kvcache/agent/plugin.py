@@ -118,7 +118,7 @@ class KVCachePlugin(AbstractComputePlugin):
         if not self._captures:
             log.warning(
                 "this agent's kernel creation has another shape than expected: start commands "
-                "cannot be changed, and plans will say what to add by hand"
+                "cannot be changed, so sessions get no KV cache, and their plans say so"
             )
 
     async def cleanup(self) -> None:
@@ -219,7 +219,6 @@ class KVCachePlugin(AbstractComputePlugin):
                 captured.context.kernel_config,
                 captured.environ,
                 gpus_of(captured.resource_spec.allocations, captured.context.computers),
-                is_settled=False,
             )
         except Exception:
             log.exception("kernel {}: left alone, its configuration is not understood", kernel_id)

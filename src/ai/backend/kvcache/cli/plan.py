@@ -16,12 +16,13 @@ from ..engine.vllm import CONFIG_FILE
 from ..errors import KVCacheError, ModelError
 from ..model.source import ModelSource, open_model
 from ..plan.ask import description, sizing_request
-from ..plan.sizing import ASSUMED_MEMORY_BYTES, Sizing, size
+from ..plan.sizing import Sizing, size
+from ..plan.sizing_request import ASSUMED_MEMORY_BYTES
 from ..plan.trial import try_start
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import gib
 from .catalog_text import catalog_json, catalog_text
-from .plan_text import sizing_text, trial_text
+from .plan_text import settings_hint, sizing_text, trial_text
 from .types import COUNT, Assignment, Gpus, InputError, Share, Size
 
 NOT_PLANNED = 1
@@ -257,8 +258,14 @@ def _plan_figures(models: Sequence[str], output: str, said: Mapping[str, Any]) -
     if output in _SETTINGS and len(models) > 1:
         raise click.UsageError(f"--format {output} is for one model; {len(models)} are given")
     sizings = [size(sizing_request(_open(model, models), **said)) for model in models]
-    notes = (*sizings[0].geometry.warnings, *sizings[0].reasons) if output in _SETTINGS else ()
-    _echo(_FORMATS[output](sizings), notes)
+    text = _FORMATS[output](sizings)
+    notes: list[str] = []
+    if output in _SETTINGS:
+        (sizing,) = sizings
+        notes = [*sizing.geometry.warnings, *sizing.reasons]
+        if sizing.budget is not None and not text:
+            notes.append(settings_hint(sizing))
+    _echo(text, notes)
     return all(sizing.budget is not None for sizing in sizings)
 
 

@@ -117,6 +117,14 @@ def _bar(sizing: Sizing) -> str:
     return f"  [{drawn.ljust(_BAR, '·')}]\n   {legend}   · free"
 
 
+def settings_hint(sizing: Sizing) -> str:
+    """Where the settings are that belong to a plan which says yes."""
+    if sizing.environment:
+        return "--format env and --format yaml print the settings"
+    way = "the way" if sizing.adapter is None else sizing.adapter.name
+    return f"{way} is told by files; a start command behind -- shows them"
+
+
 def sizing_text(sizing: Sizing) -> str:
     """One model's plan."""
     geometry, model = sizing.geometry, sizing.request.model
@@ -130,8 +138,8 @@ def sizing_text(sizing: Sizing) -> str:
     overhead = sizing.gpu.overhead
     uncertain = (
         [
-            f"  overhead is estimated: {_size(overhead.low)} to {_size(overhead.high)}; "
-            "vLLM prints at its start what it measures"
+            f"  the overhead is an estimate, {_size(overhead.low)} to {_size(overhead.high)}; "
+            "vLLM measures it when it starts"
         ]
         if overhead.low != overhead.high
         else []
@@ -139,12 +147,14 @@ def sizing_text(sizing: Sizing) -> str:
     notes = [
         f"  {note}" for note in (*geometry.warnings, *sizing.reasons[0 if sizing.budget else 1 :])
     ]
-    hint = ["  --format env and --format yaml print the settings"] if sizing.budget else []
+    taken = [f"  way: {sizing.adapter.name}"] if sizing.adapter else []
+    refused = [f"  not {name}: {why}" for name, why in sizing.refused.items()]
+    hint = [f"  {settings_hint(sizing)}"] if sizing.budget else []
     return "\n\n".join((
         "\n".join(head),
         table(_cache_rows(sizing)),
         f"{table(_memory_rows(sizing))}\n{_bar(sizing)}",
-        "\n".join((verdict, *uncertain, *notes, *hint)),
+        "\n".join((verdict, *taken, *refused, *uncertain, *notes, *hint)),
     ))
 
 

@@ -14,12 +14,12 @@ import yaml
 from ..errors import KVCacheError, PolicyError
 from ..policy.edit import Document, Level, levels_of, with_settings, without_settings
 from ..policy.effective import Effective, effective_settings, value_text
-from ..policy.place import parse_host
-from ..policy.policy import PROJECTS, check_policy
+from ..policy.place import Place, is_provisioned, parse_host, provisioned_place
+from ..policy.policy import PROJECTS, check_policy, is_project_id
 from .manager import connection
 from .names import Names, read_names
 from .policy_store import change, read_document, replace
-from .provision import Outcome, ToMake, look, make, places, read_folders
+from .provision import Outcome, look, make, places, read_vfolders, refuse_move, remove
 from .table import table
 from .types import InputError
 
@@ -190,6 +190,16 @@ def unset(keys: tuple[str, ...], project: str | None, resource_group: str | None
     click.echo(f"{', '.join(keys)}: {done} for {names.called(level)}")
 
 
+def _storage_host(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Checks a storage host for an option."""
+    if value is not None:
+        try:
+            parse_host(value)
+        except ValueError as e:
+            raise click.UsageError(f"{parameter.opts[0]} {value}: {e}") from e
+    return value
+
+
 def _chosen(names: Names, texts: Sequence[str], everyone: bool) -> list[Any]:
     if everyone == bool(texts):
         raise click.UsageError("say which projects, or --all")
@@ -215,43 +225,85 @@ def _name_in_policy(api: Any, outcomes: Sequence[Outcome]) -> str:
 @click.option(
     "--storage-host",
     metavar="PROXY:VOLUME",
+    callback=_storage_host,
     help="Where new folders are made. [default: as the policy says, else the manager's default]",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be made.")
+@click.option("--yes", is_flag=True, help="Also replace folders that others than agents can reach.")
 def provision(
-    projects: tuple[str, ...], everyone: bool, storage_host: str | None, dry_run: bool
+    projects: tuple[str, ...], everyone: bool, storage_host: str | None, dry_run: bool, yes: bool
 ) -> None:
     """Give projects a KV folder, and name it in the policy.
 
-    PROJECT is an id or a name. A project that has its folder keeps it, so this may be run again at
-    any time, after an interruption too. The folder is the project's; its members may look into it,
-    and agents write to it for their sessions.
+    PROJECT is an id or a name. The folder is no VFolder of anybody's: neither members nor admins of
+    projects and domains see it, and only agents read and write in it, for sessions. A project that
+    has such a folder keeps it, so this may be run again at any time, after an interruption too.
+
+    Where the policy names a VFolder for a project, as earlier versions made it, those who reach the
+    VFolder can read and change what others' sessions keep there. With --yes such a project gets a
+    folder of the new kind. It starts empty; the VFolder stays as it is, and sessions that run keep
+    it.
 
     Ends with 1 where a project was refused.
     """
-    if storage_host is not None:
-        try:
-            parse_host(storage_host)
-        except ValueError as e:
-            raise click.UsageError(f"--storage-host {storage_host}: {e}") from e
     outcomes: list[Outcome] = []
     with connection() as api, _checked():
         names = read_names(api)
         chosen = _chosen(names, projects, everyone)
         current = check_policy(read_document(api))
-        folders = read_folders(api)
+        vfolders = read_vfolders(api)
         for number, project in enumerate(chosen, 1):
-            needed = look(project, current, folders, storage_host)
+            needed = look(project, current, vfolders, storage_host)
             head = f"[{number}/{len(chosen)}] {project.name}: "
-            if isinstance(needed, ToMake):
-                if dry_run:
-                    click.echo(f"{head}would make {needed.text}")
-                    continue
-                needed = make(api, needed)
-            click.echo(head + needed.text)
-            outcomes.append(needed)
-        if not dry_run and places(outcomes):
+            if dry_run:
+                click.echo(head + needed.text)
+                continue
+            is_agreed = needed.instead_of is None or yes
+            outcomes.append(make(api, needed) if is_agreed else refuse_move(needed))
+            click.echo(head + outcomes[-1].text)
+        if places(outcomes):
             click.echo(f"The policy {_name_in_policy(api, outcomes)}.")
     if any(outcome.place is None for outcome in outcomes):
         # Not ctx.exit(), whose status the backend.ai command loses.
         sys.exit(SOMETHING_WAS_REFUSED)
+
+
+@policy.command()
+@click.argument("project", metavar="PROJECT")
+@click.option(
+    "--storage-host",
+    metavar="PROXY:VOLUME",
+    callback=_storage_host,
+    help="Where the folder is, if the policy does not name it any more.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def unprovision(project: str, storage_host: str | None, yes: bool) -> None:
+    """Remove a project's KV folder, with all that lies in it.
+
+    PROJECT is an id or a name. A project that is gone is named by its id; --storage-host is needed
+    where the policy does not name the project any more either. The policy does not name the folder
+    afterwards. Refused while sessions of the project run with KV cache.
+    """
+    with connection() as api, _checked():
+        document = read_document(api)
+        gone = [*levels_of(document)]
+        if storage_host is not None and is_project_id(project):
+            gone.append(Level(PROJECTS, project))
+        level = read_names(api).level(project, None, gone=gone)
+        named: Place | None = check_policy(document).projects.get(level.name, {}).get("folder")
+        if storage_host is not None:
+            host = parse_host(storage_host)
+        elif named is not None and is_provisioned(named, level.name):
+            host = named.host
+        else:
+            raise click.UsageError(
+                "the policy names no provisioned folder for the project; say with --storage-host "
+                "where its folder is"
+            )
+        place = provisioned_place(host, level.name)
+        if not yes:
+            click.confirm(f"Remove {place} with all that lies in it?", abort=True)
+        if place == named:
+            change(api, lambda document: without_settings(document, level, ["folder"]))
+            click.echo(f"{project}: the policy does not name its folder any more")
+        click.echo(f"{project}: {remove(api, project, level.name, place)}")

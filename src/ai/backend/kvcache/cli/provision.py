@@ -1,58 +1,20 @@
-"""A KV folder for each project, made through the manager and named in the policy."""
+"""A KV folder for each project, which nobody but agents reaches, made through the manager."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-from uuid import UUID
+from urllib.parse import quote
 
 import attrs
+import click
 
-from ..policy.place import parse_place
+from ..policy.place import Place, is_provisioned
 from ..policy.policy import Policy
+from .manager import INSTALL, ask, has_no_plugin
 from .names import Project
 
-#: Of folders that are gone, or going; their names are free again.
-_GONE = frozenset({"delete-ongoing", "delete-complete", "delete-error"})
-_IN_THE_TRASH = "delete-pending"
-
-#: Members of the project look into it at most. What a session keeps is written through the agent,
-#: and nobody puts something else in its place.
-_PERMISSION = "ro"
-
-_USAGE_MODES = frozenset({"general", "data"})
-
-
-@attrs.frozen
-class Folder:
-    """One of the manager's, of a project."""
-
-    name: str
-    host: str
-    place: str
-    """As a policy writes it."""
-    project: str
-    """Its id."""
-    usage_mode: str
-    status: str
-
-    @property
-    def defect(self) -> str | None:
-        """Why it cannot be a KV folder. None: it can."""
-        try:
-            parse_place(self.place)
-        except ValueError:
-            return f"{self.name} lies where no folder of a storage proxy does ({self.place})"
-        if self.usage_mode not in _USAGE_MODES:
-            return (
-                f"{self.name} is a folder of usage mode {self.usage_mode}, and a KV folder is a "
-                "general or data one; rename it, or choose another folder-name"
-            )
-        if self.status == _IN_THE_TRASH:
-            return (
-                f"{self.name} is in the trash; restore it, or delete it for good and run this again"
-            )
-        return None
+_PATH = "/kvcache/folders"
 
 
 @attrs.frozen
@@ -66,110 +28,137 @@ class Outcome:
 
 
 @attrs.frozen
-class ToMake:
-    """A folder that is not there yet."""
+class Needed:
+    """What a project is to get."""
 
     project: Project
-    name: str
     host: str | None
-    """None: the manager's default."""
+    """Where its folder is, or is to be made. None: the manager's default."""
+    has: Place | None = None
+    """The provisioned folder that the policy names already."""
+    instead_of: str | None = None
+    """The folder that the policy names now and others may reach, for people."""
 
     @property
     def text(self) -> str:
-        return f"{self.name} on {self.host or 'the default storage host'}"
+        """What would be done."""
+        if self.has is not None:
+            return f"has its folder on {self.has.host}"
+        where = self.host or "the default storage host"
+        if self.instead_of is None:
+            return f"would make its folder on {where}"
+        return (
+            f"would make its folder on {where} in the place of {self.instead_of}, which others "
+            "than agents may reach"
+        )
 
 
-def read_folders(api: Any) -> list[Folder]:
-    """All folders of projects that the manager shows to the caller: to a superadmin, all.
+def read_vfolders(api: Any) -> dict[str, Mapping[str, Any]]:
+    """Place → VFolder, of those that the manager shows to the caller.
 
     Raises:
-        ai.backend.client.exceptions.BackendError: it refuses, or is not reached.
+        ai.backend.client.exceptions.BackendError: the manager refuses, or is not reached.
     """
-    return [
-        _folder(item)
+    return {
+        f"{item['host']}/{item['quota_scope_id']}/{item['id'].replace('-', '')}": item
         for item in api.VFolder.list()
-        if item["ownership_type"] == "group" and item["status"] not in _GONE
-    ]
-
-
-def _folder(item: Mapping[str, Any]) -> Folder:
-    return Folder(
-        name=item["name"],
-        host=item["host"],
-        place=f"{item['host']}/{item['quota_scope_id']}/{UUID(item['id']).hex}",
-        project=item["group"],
-        usage_mode=item["usage_mode"],
-        status=item["status"],
-    )
-
-
-def folder_name(prefix: str, project: str) -> str:
-    """What a project's folder is called.
-
-    The manager refuses a name that any folder has which the caller may see, and superadmins see
-    all of them. So the name says which project it is for, by the beginning of its id.
-    """
-    return f"{prefix}-{project[:8]}"
+    }
 
 
 def look(
-    project: Project, policy: Policy, folders: Iterable[Folder], host: str | None
-) -> Outcome | ToMake:
+    project: Project, policy: Policy, vfolders: Mapping[str, Mapping[str, Any]], host: str | None
+) -> Needed:
     """What has to be done for a project.
 
     Args:
-        folders: all that there are.
-        host: where a new one is made. None: as the policy says.
+        vfolders: those that the manager shows, by place.
+        host: where a new folder is made. None: as the policy says.
     """
-    own = [folder for folder in folders if folder.project == project.id]
     settings = policy.settings_for(None, project.id)
-    named = policy.projects.get(project.id, {}).get("folder")
-    name = folder_name(settings.folder_name, project.id)
-    found = next((f for f in own if f.place == str(named)), None)
-    # One in the trash may have the same name.
-    by_name = sorted((f for f in own if f.name == name), key=lambda f: f.status == _IN_THE_TRASH)
-    found = found or next(iter(by_name), None)
-    if found is None:
-        wanted = host or (str(settings.storage_host) if settings.storage_host else None)
-        return ToMake(project, name, wanted)
-    if found.defect is not None:
-        return Outcome(project, f"refused: {found.defect}", None)
-    return Outcome(project, f"has {found.name} on {found.host}", found.place)
+    named: Place | None = policy.projects.get(project.id, {}).get("folder")
+    if named is not None and is_provisioned(named, project.id):
+        return Needed(project, str(named.host), has=named)
+    wanted = host or (str(settings.storage_host) if settings.storage_host else None)
+    if named is None:
+        return Needed(project, wanted)
+    known = vfolders.get(str(named))
+    called = f"the VFolder {known['name']} ({named})" if known else f"the folder {named}"
+    return Needed(project, wanted or str(named.host), instead_of=called)
 
 
-def make(api: Any, wanted: ToMake) -> Outcome:
-    """Makes a folder on behalf of its project.
+def refuse_move(needed: Needed) -> Outcome:
+    """For a project that would lose sight of its cache, which nobody has agreed to yet."""
+    return Outcome(
+        needed.project,
+        f"refused: its folder is {needed.instead_of}, which others than agents may reach and "
+        "change. Run this with --yes to give it a folder that nobody reaches. That folder starts "
+        "empty, so sessions that start afterwards compute their contexts again; sessions that run "
+        "keep the old one",
+        None,
+    )
+
+
+def make(api: Any, needed: Needed) -> Outcome:
+    """Makes a project's folder, or finds that it is there.
 
     Raises:
         ai.backend.client.exceptions.BackendClientError: the manager is not reached.
     """
     from ai.backend.client.exceptions import BackendAPIError
 
-    project = wanted.project
     try:
-        item = api.VFolder.create(
-            wanted.name,
-            host=wanted.host,
-            group=project.id,
-            usage_mode="general",
-            permission=_PERMISSION,
-        )
+        answer = ask(api, "POST", _PATH, {"project": needed.project.id, "host": needed.host})
     except BackendAPIError as e:
-        return Outcome(project, f"refused by the manager: {_reason(e, project)}", None)
-    folder = _folder(item)
-    return Outcome(project, f"made {folder.name} on {folder.host}", folder.place)
+        return Outcome(needed.project, f"refused by the manager: {_reason(e)}", None)
+    return Outcome(needed.project, _done(needed, answer), str(answer["place"]))
 
 
-def _reason(error: Any, project: Project) -> str:
-    said = error.data.get("msg") or error.data.get("title") or error.reason
-    if error.status == 404:
-        return (
-            f"{said} It makes folders for projects of the caller's own domain alone, and this one "
-            f"is of {project.domain!r}"
-        )
-    return str(said)
+def _done(needed: Needed, answer: Mapping[str, Any]) -> str:
+    where = answer["place"].partition("/")[0]
+    if needed.has is not None:
+        if answer["made"]:
+            return f"made its folder on {where} anew, since it was gone"
+        return f"has its folder on {where}"
+    done = f"made its folder on {where}" if answer["made"] else f"has its folder on {where}"
+    if needed.instead_of is None:
+        return done
+    return (
+        f"{done} in the place of {needed.instead_of}. The old one stays as it is, with what lies "
+        "in it, for the sessions that run with it; delete it when none does any more"
+    )
 
 
-def places(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def _reason(error: Any) -> str:
+    if has_no_plugin(error):
+        return f"it does not have the plugin, which makes the folders: {INSTALL}"
+    return str(error.data.get("msg") or error.data.get("title") or error.reason)
+
+
+def places(outcomes: Iterable[Outcome]) -> dict[str, str]:
     """Project's id → its folder's place, as the policy says it."""
     return {o.project.id: o.place for o in outcomes if o.place is not None}
+
+
+def remove(api: Any, called: str, project: str, place: Place) -> str:
+    """Removes a project's provisioned folder; returns what was done.
+
+    Args:
+        called: how the user names the project, which may be gone.
+        project: its id.
+
+    Raises:
+        click.ClickException: the manager refuses.
+        ai.backend.client.exceptions.BackendClientError: the manager is not reached.
+    """
+    from ai.backend.client.exceptions import BackendAPIError
+
+    try:
+        answer = ask(api, "DELETE", f"{_PATH}/{quote(str(place.host), safe=':')}/{project}")
+    except BackendAPIError as e:
+        raise click.ClickException(
+            f"the folder is not removed: {_reason(e)}; then remove it with `backend.ai kvcache "
+            f"policy unprovision {called} --storage-host {place.host}`"
+        ) from e
+    if answer["gone"]:
+        return f"its folder on {place.host} is removed"
+    return f"the storage proxy of {place.host} goes on removing its folder"

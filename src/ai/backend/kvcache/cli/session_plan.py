@@ -27,8 +27,8 @@ _PLAN = t.Dict(
                 ignore_extra="*",
             )
         ),
+        t.Key("refused"): t.Mapping(_TEXT, _TEXT),
         t.Key("warnings"): t.List(_TEXT),
-        t.Key("add_by_hand"): t.Null | _TEXT,
     },
     ignore_extra="*",
 )
@@ -76,9 +76,8 @@ def _text(plan: Mapping[str, Any]) -> str:
         tuple(map(printable, (decision["what"], _value(decision["value"]), decision["why"])))
         for decision in plan["decisions"]
     ]
-    notes = [printable(f"warning: {warning}") for warning in plan["warnings"]]
-    if plan["add_by_hand"] is not None:
-        notes.append(printable(f"run by hand: {plan['add_by_hand']}"))
+    notes = [printable(f"not {way}: {why}") for way, why in plan["refused"].items()]
+    notes += [printable(f"warning: {warning}") for warning in plan["warnings"]]
     parts = [
         table(head, text=(0, 1)) if head else "",
         table([("decided", "value", "why"), *decisions], text=(0, 1, 2)) if decisions else "",

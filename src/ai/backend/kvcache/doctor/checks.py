@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from . import etcd, gpu, gpu_direct, manager_api, plugin, slot_type
+from . import database, etcd, gpu, gpu_direct, manager_api, plugin, slot_type
 from .allocation_order import look_at_order
 from .check import Check, Finding, Role
 from .config_file import judge_file
@@ -14,6 +14,7 @@ from .memlock import look_at_memlock
 from .network import ANSWER_SECONDS
 from .prometheus import look_at_prometheus
 from .rdma import look_at_ports
+from .reach import look_at_reach
 from .storage_proxy import look_at_storage_proxies
 from .versions import look_at_versions
 
@@ -55,6 +56,13 @@ CHECKS: tuple[Check, ...] = (
     Check("policy", _DAEMONS, etcd.look_at_policy),
     Check("slot-type", _ALL, slot_type.look_at_slot_type, imports=slot_type.modules_for),
     Check("storage-proxy", _DAEMONS, look_at_storage_proxies, seconds=_SERVER_SECONDS),
+    Check(
+        "isolation",
+        _MANAGER,
+        look_at_reach,
+        seconds=_SERVER_SECONDS + ANSWER_SECONDS,
+        imports=_modules(database.MODULES),
+    ),
     Check("prometheus", _MANAGER, look_at_prometheus, needed=False, seconds=_SERVER_SECONDS),
     Check("folder", _ALL, look_at_folder_itself, seconds=_FOLDER_SECONDS),
     Check("file-system", _ALL, look_at_file_system, needed=False, seconds=_FOLDER_SECONDS),

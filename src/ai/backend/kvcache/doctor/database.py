@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import KVCacheError
 from .config_file import ConfigFile
@@ -10,8 +11,6 @@ from .loops import run
 from .network import in_time, reason_of
 
 MODULES = ("ai.backend.manager.config.bootstrap", "sqlalchemy.ext.asyncio")
-
-_QUERY = "SELECT count(*) FROM resource_slot_types WHERE slot_name = :slot"
 
 _CORRECT = "correct [db] in manager.toml"
 
@@ -49,7 +48,10 @@ def problem_of(error: BaseException) -> DatabaseError:
     )
 
 
-async def _count_rows(file: ConfigFile, slot: str) -> int:
+type Row = Mapping[str, Any]
+
+
+async def _ask(file: ConfigFile, query: str, parameters: Mapping[str, Any]) -> list[Row]:
     import sqlalchemy as sa
     from ai.backend.manager.config.bootstrap import BootstrapConfig
     from sqlalchemy.ext.asyncio import create_async_engine
@@ -58,20 +60,24 @@ async def _count_rows(file: ConfigFile, slot: str) -> int:
     engine = create_async_engine(config.db.sqlalchemy_url())
     try:
         async with in_time(), engine.connect() as connection:
-            result = await connection.execute(sa.text(_QUERY), {"slot": slot})
-            return int(result.scalar_one())
+            result = await connection.execute(sa.text(query), dict(parameters))
+            return [dict(row) for row in result.mappings()]
     finally:
         await engine.dispose()
 
 
-def count_rows(file: ConfigFile, slot: str) -> int:
-    """How many rows a slot has.
+def ask(file: ConfigFile, query: str, **parameters: Any) -> Sequence[Row]:
+    """What a query finds.
+
+    Args:
+        query: one that only reads.
+        parameters: what its ``:names`` stand for.
 
     Raises:
         DatabaseError: it was not asked.
     """
     try:
-        return run(_count_rows(file, slot))
+        return run(_ask(file, query, parameters))
     except ImportError as e:
         raise DatabaseError(
             f"the manager's packages are not installed here ({e.name} is missing)",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SLOT = "kvcache.device"
 
+_QUERY = "SELECT slot_name FROM resource_slot_types WHERE slot_name = :slot"
+
 #: As ``backend.ai mgr fixture populate`` takes it. configs/slot-type.json says the same.
 FIXTURE: Mapping[str, Any] = {
     "resource_slot_types": [
@@ -80,10 +82,10 @@ def populate(file: ConfigFile) -> str:
 
 def _in_database(file: ConfigFile) -> Finding:
     try:
-        count = database.count_rows(file, SLOT)
+        rows = database.ask(file, _QUERY, slot=SLOT)
     except database.DatabaseError as e:
         return failed(str(e), e.remedy)
-    return judge_row(count > 0, partial(populate, file))
+    return judge_row(bool(rows), partial(populate, file))
 
 
 def _by_the_api(roles: frozenset[Role]) -> Finding:
@@ -96,21 +98,21 @@ def _by_the_api(roles: frozenset[Role]) -> Finding:
         return failed(str(e), e.remedy)
 
 
-def _usable_manager_file(host: Host) -> ConfigFile | None:
+def usable_manager_file(host: Host) -> ConfigFile | None:
     file = host.manager_file
     return None if file is None or judge_file(Role.MANAGER, file).remedy else file
 
 
 def modules_for(host: Host) -> tuple[str, ...]:
     """What is imported to ask: the client's, which talk to the terminal, only where they serve."""
-    if _usable_manager_file(host):
+    if usable_manager_file(host):
         return database.MODULES
     return manager_api.MODULES if client_is_configured() else ()
 
 
 def look_at_slot_type(host: Host) -> Finding:
     """In the manager's database where its file is here, else as its client is told."""
-    if (file := _usable_manager_file(host)) is not None:
+    if (file := usable_manager_file(host)) is not None:
         return _in_database(file)
     if client_is_configured():
         return _by_the_api(host.roles)

@@ -173,8 +173,9 @@ class EngineAdapter(ABC):
     gpu_staged_chunks: ClassVar[int] = 0
     """How many chunks that process stages there."""
     host_need: ClassVar[HostNeed] = HostNeed()
-    key_variables: ClassVar[tuple[str, ...]] = ()
-    """Variables by which a user can change the engine's keys, and so the namespace."""
+    engine_bytes: ClassVar[bool] = False
+    """Whether files hold the engine's own blocks as they lie in memory, and so depend on the GPU,
+    on kernels and on layouts. Others bring them into a form of their own."""
     own_variables: ClassVar[tuple[str, ...]] = ()
     """Variables whose presence says that the user has configured this connector already."""
 

@@ -7,7 +7,7 @@ srt/server_args_config_parser.py).
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,24 @@ from typing import Any
 import attrs
 
 from ..errors import StartCommandError
+from .amounts import amount, fraction, utilization, whole_number
+from .arity import option_of, positional_place
+from .expansion import Argument
+from .hf_overrides import Overrides
+from .options import Choice, OptionTable
 
-#: vLLM, utils/argparse_utils.py and engine/arg_utils.py, human_readable_int.
-_MULTIPLIERS: Mapping[str, int] = {
-    "": 1,
-    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-}  # fmt: skip
+#: Options by which KV cache is already configured, whatever stands behind. SGLang's --hicache-io-…
+#: and --hicache-mem-… say how blocks move and lie, and switch nothing on; the namespace has them.
+_CONNECTOR = re.compile(
+    r"--(?:kv-(?:transfer|connector|offload)|lmcache-|hicache-(?!io-|mem-)|"
+    r"enable-(?:lmcache|hi(?:cache|era)))"
+)
 
+#: The same, and variables of the user's own, in a text that nobody can split into arguments.
+_CONNECTOR_IN_TEXT = re.compile(
+    rf"(?:{_CONNECTOR.pattern})[\w-]*|\b(?:LMCACHE_(?:CONFIG_FILE|USE_|LOCAL_|REMOTE_|GDS_)|"
+    r"DYN_KVBM_|SGLANG_HICACHE_)\w*"
+)
 
 #: Backend.AI turns these into arguments of the model command, in this order and whatever engine it
 #: runs, before the words of EXTRA_ARGUMENTS (ai.backend.agent.legacy_inference_env).
@@ -39,6 +49,9 @@ _ARGUMENTS_BY_ENVIRONMENT: Mapping[str, str] = {
 #: Shorter beginnings of options are not looked up: two dashes and two letters.
 _SHORTEST_BEGINNING = 4
 
+#: With these values an option of several nodes means one.
+_ONE_NODE = frozenset({("--nnodes", "1"), ("-n", "1")})
+
 EXTRA_ARGUMENTS = ("VLLM_EXTRA_ARGS", "SGLANG_EXTRA_ARGS")
 
 
@@ -48,11 +61,10 @@ class Dialect:
 
     values: Mapping[str, str]
     """Option → field of EngineArguments that holds its value. "_" in options counts as "-"."""
-    value_changing: frozenset[str]
-    """Options that change what the layers compute or which layers there are, and so what a cached
-    block means."""
+    table: OptionTable
+    """All options, with what they change of cached blocks."""
     draft_options: frozenset[str]
-    """Of those, the ones that have a draft model run beside."""
+    """The options that have a draft model run beside."""
     flags: Mapping[str, tuple[str, bool]]
     """Option whose presence says it all → the field it sets and to what. A field is False at first,
     prefix caching is True."""
@@ -64,15 +76,19 @@ class Dialect:
     """Options that change how many CUDA graphs there are, or how large."""
     connectors: frozenset[str]
     """Options that already say where KV cache goes; next to them nothing is added."""
+    other_nodes: frozenset[str]
+    """Options by which the engine is one of several that run on several nodes."""
     ignores_config_with_equals: bool
     """Whether ``--config=FILE`` is not noticed: option and value are looked for apart."""
+    attached: frozenset[str] = frozenset()
+    """Options of one letter, whose value may stand in the same word: ``-qfp8``."""
 
     def option(self, written: str) -> str:
         """The option that is meant: engines take the beginning of one, where it is no other's."""
         written = written.replace("_", "-")
         known = (
             *self.values,
-            *self.value_changing,
+            *self.table.options,
             *self.flags,
             *self.weights_changing,
             *self.memory_adding,
@@ -83,6 +99,11 @@ class Dialect:
             return written
         meant = {option for option in known if option.startswith(written)}
         return meant.pop() if len(meant) == 1 else written
+
+    def matters(self, written: str) -> bool:
+        """Whether a value of the option, with a dot in it or not, has a part in any decision."""
+        whole = self.option(written.partition(".")[0])
+        return whole in self.values or not self.table.changes_nothing(whole)
 
 
 @attrs.frozen
@@ -104,21 +125,21 @@ class EngineArguments:
     gpu_memory_utilization: str | None
     dtype: str
     kv_cache_dtype: str
-    value_changes: Mapping[str, str]
-    """Arguments that change what is computed, such as rope or quantization overrides."""
+    choices: tuple[Choice, ...]
+    """What has an effect on cached blocks, such as rope or quantization overrides."""
+    draft: Mapping[str, str]
+    """What was said of a draft model, by option."""
     connector: str | None
     """The option by which the user already configured a KV connector or offloading."""
     block_size: int | None
     data_parallel: int
-    hf_overrides: str | None
-    """JSON that changes the model's configuration."""
+    hf_overrides: Mapping[str, Any]
+    """What changes the model's configuration, in levels as the configuration has them."""
     lora: bool
     prefix_caching: bool
     sleep_mode: bool
     computes_kv_scales: bool
     """Scales of an fp8 cache are computed from the first requests of each start."""
-    speculates: bool
-    """Whether a draft model runs beside."""
     prefill_context_parallel: int = 1
     kv_cache_memory_bytes: int | None = None
     """Of each GPU, for the pool: vLLM ignores the utilization then (vLLM, config/cache.py)."""
@@ -138,10 +159,17 @@ class EngineArguments:
     """The options of these kinds that were given."""
     enable_prompt_embeds: bool = False
     attention_backend: str | None = None
+    other_nodes: str | None = None
+    """The option by which the engine runs on several nodes."""
     cumem_allocator: bool = False
     """Whether GPU memory is allocated so that sleep mode can take it away."""
     text_only: bool = False
     """Whether a multimodal model takes text alone."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft model runs beside."""
+        return bool(self.draft)
 
 
 def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
@@ -154,6 +182,18 @@ def extra_arguments(environ: Mapping[str, str], variable: str) -> list[str]:
         return shlex.split(environ.get(variable, ""))
     except ValueError as e:
         raise StartCommandError(f"{variable} has unbalanced quotes: {e}") from e
+
+
+def without_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments less every ``--config FILE``."""
+    kept: list[str] = []
+    tokens = iter(arguments)
+    for token in tokens:
+        if token == "--config":
+            next(tokens, None)
+        else:
+            kept.append(token)
+    return kept
 
 
 def environment_arguments(environ: Mapping[str, str]) -> list[str]:
@@ -171,46 +211,58 @@ def environment_arguments(environ: Mapping[str, str]) -> list[str]:
     return options + [w for name in EXTRA_ARGUMENTS for w in extra_arguments(environ, name)]
 
 
+def connector_in(texts: Sequence[str]) -> str | None:
+    """The name by which a command that cannot be read already configures KV cache."""
+    for text in texts:
+        # Options have "-" or "_" between their words.
+        for readable in (text, text.replace("_", "-")):
+            if found := _CONNECTOR_IN_TEXT.search(readable):
+                return found[0]
+    return None
+
+
 def arguments_of_config(config: Mapping[str, Any]) -> list[str]:
-    """A config file's content as the engine turns it into arguments; nested values stay opaque."""
+    """A config file's content as vLLM turns it into arguments (load_config_file).
+
+    vLLM before 0.29 drops ``false``, later ones look for an option that begins with ``--no-``. Read
+    as the later ones do it, prefix caching counts as off where it may be on, and no more.
+    """
     arguments: list[str] = []
     for key, value in config.items():
-        if value is False or value == []:
-            continue
-        arguments.append(f"--{key}")
-        if value is not True:
-            arguments.append(str(value))
+        if value is False:
+            arguments.append(f"--no-{key}")
+        elif value is True:
+            arguments.append(f"--{key}")
+        elif isinstance(value, list):
+            arguments += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            arguments += [f"--{key}", json.dumps(value, default=str)]
+        else:
+            arguments += [f"--{key}", str(value)]
     return arguments
 
 
-def _number(name: str, value: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", value)
-    number = float(match[1]) * _MULTIPLIERS[match[2]] if match else 0
-    if number < 1:
-        raise StartCommandError(f"{name} {value!r} is not a positive number")
-    return int(number)
+def certain_arguments(arguments: Sequence[Argument], dialect: Dialect) -> list[str]:
+    """The arguments as text, where what is not known of them has a part in no decision.
 
-
-def _utilization(option: str, value: str | None) -> str | None:
-    if value is None:
-        return None
-    try:
-        valid = 0 < float(value) <= 1
-    except ValueError:
-        valid = False
-    if not valid:
-        raise StartCommandError(f"{option} {value!r} is not between 0 and 1")
-    return value
-
-
-def _fraction(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise StartCommandError(f"{name} {value!r} is not a number of 0 or more")
-    return number
+    Raises:
+        StartCommandError: a part that is not known could be an option, or the value of one that
+            matters. The message says which, in words to follow "because".
+    """
+    texts: list[str] = []
+    for place, argument in enumerate(arguments):
+        option, equals, _ = argument.text.partition("=")
+        if argument.is_certain and argument.text.isspace():
+            raise StartCommandError(
+                "an argument is nothing but blanks, as a backslash in front of a blank makes one"
+            )
+        if not argument.is_certain:
+            if not (equals and re.fullmatch(r"--[A-Za-z][\w.-]*", option)):
+                option = option_of([a.text for a in arguments], place) or ""
+            if not option or dialect.matters(option):
+                raise StartCommandError(f"it is not known what {argument.text[:80]} is")
+        texts.append(argument.text)
+    return texts
 
 
 class _Values:
@@ -231,17 +283,20 @@ class _Values:
     def number(self, field: str) -> int | None:
         if field not in self._given:
             return None
-        return _number(*self._given[field])
+        return whole_number(*self._given[field])
+
+    def amount(self, field: str) -> int | None:
+        return amount(*self._given[field]) if field in self._given else None
 
     def fraction(self, field: str) -> float | None:
-        return _fraction(*self._given[field]) if field in self._given else None
+        return fraction(*self._given[field]) if field in self._given else None
 
     def fits(self, field: str) -> bool:
         """Whether the engine may choose a length that fits; the model's own is the bound."""
-        return (self.text(field) or "").lower() in ("auto", "-1")
+        return (self.text(field) or "").strip().lower() in ("auto", "-1")
 
     def length(self, field: str) -> int | None:
-        return None if self.fits(field) else self.number(field)
+        return None if self.fits(field) else self.amount(field)
 
 
 def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArguments:
@@ -251,37 +306,51 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         StartCommandError: an option lacks its value, or the value cannot be understood.
     """
     values = _Values()
-    changes: dict[str, str] = {}
+    draft: dict[str, str] = {}
     connector: str | None = None
     ignored_config: str | None = None
     flags = {"prefix_caching": True}
-    speculates = False
+    other_nodes: str | None = None
+    overrides = Overrides()
     given: set[str] = set()
-    if arguments and not arguments[0].startswith("-"):
-        values.give("model", "the model", arguments[0])
     for index, token in enumerate(arguments):
         if not token.startswith("-"):
             continue
-        written, equals, rest = token.partition("=")
-        option, value = dialect.option(written), rest if equals else None
-        given.add(option.partition(".")[0])
+        if token[:2] in dialect.attached and token[2:] and token[2] != "=":
+            written, equals, rest = token[:2], "=", token[2:]
+        else:
+            written, equals, rest = token.partition("=")
+        whole, dot, inner = written.partition(".")
+        whole = dialect.option(whole)
+        option = f"{whole}{dot}{inner}"
+        value = rest if equals else None
+        given.add(whole)
         if option == "--config" and value is not None and dialect.ignores_config_with_equals:
             ignored_config = token
             continue
         if value is None and index + 1 < len(arguments):
             value = arguments[index + 1]
-        if field := dialect.values.get(option):
+        if field := dialect.values.get(whole):
             if value is None:
                 raise StartCommandError(f"{option} lacks its value")
-            values.give(field, option, value)
-        if (whole := option.partition(".")[0]) in dialect.value_changing:
-            changes[option] = value or ""
-            speculates = speculates or whole in dialect.draft_options
-        elif whole in dialect.connectors:
+            if field == "hf_overrides":
+                overrides.give(inner, value)
+            elif not dot:
+                values.give(field, option, value)
+        if whole in dialect.draft_options:
+            draft[option] = value or ""
+        elif whole in dialect.connectors or _CONNECTOR.match(whole):
             connector = whole
+        elif whole in dialect.other_nodes and (whole, value) not in _ONE_NODE:
+            other_nodes = whole
         elif option in dialect.flags:
             field, state = dialect.flags[option]
             flags[field] = state
+    if (positional := positional_place(arguments)) is not None:
+        values.give("model", "the model", arguments[positional])
+    data_parallel = values.number("data_parallel") or 1
+    if (values.number("data_parallel_local") or data_parallel) != data_parallel:
+        other_nodes = values.option("data_parallel_local")
     return EngineArguments(
         model=values.text("model"),
         served_model_name=values.text("served_model_name"),
@@ -292,27 +361,27 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         decode_context_parallel=values.number("decode_context_parallel") or 1,
         max_model_len=values.length("max_model_len"),
         fits_length=values.fits("max_model_len"),
-        gpu_memory_utilization=_utilization(
+        gpu_memory_utilization=utilization(
             values.option("gpu_memory_utilization"), values.text("gpu_memory_utilization")
         ),
         dtype=values.text("dtype") or "auto",
         kv_cache_dtype=values.text("kv_cache_dtype") or "auto",
-        value_changes=changes,
+        choices=dialect.table.chosen(arguments),
+        draft=draft,
         connector=connector,
         block_size=values.number("block_size"),
-        data_parallel=values.number("data_parallel") or 1,
-        hf_overrides=values.text("hf_overrides"),
+        data_parallel=data_parallel,
+        hf_overrides=overrides.merged,
         lora=flags.get("lora", False),
         prefix_caching=flags["prefix_caching"],
         sleep_mode=flags.get("sleep_mode", False),
         computes_kv_scales=flags.get("computes_kv_scales", False),
-        speculates=speculates,
         prefill_context_parallel=values.number("prefill_context_parallel") or 1,
-        kv_cache_memory_bytes=values.number("kv_cache_memory_bytes"),
+        kv_cache_memory_bytes=values.amount("kv_cache_memory_bytes"),
         num_gpu_blocks_override=values.number("num_gpu_blocks_override"),
         cpu_offload_gb=values.fraction("cpu_offload_gb") or 0.0,
         swap_space=values.fraction("swap_space"),
-        max_num_batched_tokens=values.number("max_num_batched_tokens"),
+        max_num_batched_tokens=values.amount("max_num_batched_tokens"),
         max_num_seqs=values.number("max_num_seqs"),
         enforce_eager=flags.get("enforce_eager", False),
         weights_changes=tuple(sorted(given & dialect.weights_changing)),
@@ -320,6 +389,7 @@ def read_arguments(arguments: Sequence[str], dialect: Dialect) -> EngineArgument
         graph_changes=tuple(sorted(given & dialect.graph_changing)),
         enable_prompt_embeds=flags.get("enable_prompt_embeds", False),
         attention_backend=values.text("attention_backend"),
+        other_nodes=other_nodes,
         cumem_allocator=flags.get("cumem_allocator", False),
         text_only=flags.get("text_only", False),
     )

@@ -1,8 +1,8 @@
 """Start commands as people write them: which of them are certain to run an engine, and with what.
 
-A command is a list of arguments, or a shell with a line of text (``bash -c "vllm serve …"``). Of a
-line of text only the plain form is read: one command, perhaps behind ``exec`` and assignments, with
-variables. Whatever could run something else, or run it differently, is not certain.
+A command is a list of words, or a shell with a line of text (``bash -c "vllm serve …"``), perhaps
+behind launchers such as ``env`` and ``numactl``. Where it is not certain what runs, or with which
+arguments, nothing is read and the reason is said.
 """
 
 from __future__ import annotations
@@ -11,281 +11,328 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import PurePosixPath
 
 import attrs
 
-_SHELLS = frozenset({"bash", "dash", "sh", "zsh"})
+from ..errors import StartCommandError
+from .arity import model_place, positional_place
+from .expansion import Argument, expand
+from .launchers import Launch, Program, find_launch, plain_name, skip_launchers
+from .shell import Operator, Simple, Word, simple_commands, tokens_of
+from .statements import Surroundings, assignments
 
-#: ``-c`` alone, or together with options that change nothing here.
-_COMMAND_OPTION = re.compile(r"-[elux]*c")
+__all__ = ["EngineCommand", "ListCommand", "Program", "ShellCommand", "find_engine"]
 
-#: Where several commands, substitutions or redirections begin, or a comment.
-_NOT_PLAIN = re.compile(r"[`\n;|&<>()]|(?:^|\s)#")
+#: Shells by name → whether bash's own forms are certain to be understood.
+_SHELLS: Mapping[str, bool] = {"ash": False, "bash": True, "dash": False, "sh": False}
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+#: Options of shells that change nothing of how the line is read.
+_SHELL_FLAGS = frozenset("eilpuvx")
+_SHELL_LONG_FLAGS = frozenset({"--login", "--noprofile", "--norc", "--verbose"})
+_SHELL_OPTION_NAMES = frozenset({"errexit", "nounset", "pipefail", "verbose", "xtrace"})
 
-#: Whoever assigns these on the line wins over the environment that the plugin gives.
-_OURS = re.compile(r"(?:(?:LMCACHE|SGLANG_HICACHE|DYN_KVBM)_\w+|PYTHONHASHSEED)=")
-
-_VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::-([^{}$]*))?\})"
-
-#: What is replaced in a bare part and in one in double quotes, where fewer characters are escaped.
-_IN_BARE = re.compile(rf"\\(.)|{_VARIABLE}")
-_IN_QUOTES = re.compile(rf'\\([\\"$`])|{_VARIABLE}')
-
-#: A word of a line, its quotes kept: quoted parts, escaped characters and everything else.
-_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+""")
-
-#: One part of a word: in single quotes, in double quotes, or bare.
-_PART = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|((?:\\.|[^'"\\])+)""")
-
-_POSITIONAL = frozenset({'"$@"', "$@", '"$*"', "$*"})
-
-
-class Program(StrEnum):
-    """What a start command runs."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    DYNAMO = "dynamo"
-    """vLLM as a worker of NVIDIA Dynamo."""
-
-
-#: The words that start a program, after which its own arguments come.
-_STARTS: Mapping[tuple[str, ...], Program] = {
-    ("vllm", "serve"): Program.VLLM,
-    ("python", "-m", "vllm.entrypoints.openai.api_server"): Program.VLLM,
-    ("sglang", "serve"): Program.SGLANG,
-    ("python", "-m", "sglang.launch_server"): Program.SGLANG,
-    ("python", "-m", "dynamo.vllm"): Program.DYNAMO,
-}
-
-#: What names the model, by the spellings of all programs.
-_MODEL_OPTIONS = ("--model", "--model-path")
+#: Another engine in what follows the first one.
+_ANOTHER_ENGINE = re.compile(r"\b(?:vllm|sglang)\s+serve\b|-m\s+(?:vllm|sglang|dynamo)\b")
 
 
 @attrs.frozen
 class EngineCommand(ABC):
     """A start command that is certain to run an engine."""
 
-    program: Program
-    prefix: tuple[str, ...]
-    """What starts it."""
-    own: tuple[str, ...]
-    """The arguments in the command itself."""
+    launch: Launch
+    own: tuple[Argument, ...]
+    """The arguments in the command itself, each with the number of the word that it comes from."""
+    appended: tuple[str, ...]
+    """What Backend.AI puts behind the command."""
+    environment: Mapping[str, str]
+    """Variables that the command itself sets for the engine."""
+    directory: PurePosixPath
+    """The engine's current directory, from the one that the command is started in."""
+
+    @property
+    def program(self) -> Program:
+        """What is run."""
+        return self.launch.program
 
     @property
     def names_model(self) -> bool:
         """Whether the command itself says which model is served."""
-        return _model_place(self.own) is not None
+        return self._model is not None
 
-    @abstractmethod
-    def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """What the engine will be given.
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What the engine is given."""
+        return self.own
 
-        Args:
-            appended: what Backend.AI puts behind the command.
-            environ: for the variables in it; one that is not there stays as it is written.
-        """
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """What Backend.AI puts behind the command and the engine is not given."""
+        return ()
 
-    @abstractmethod
+    @property
+    def _texts(self) -> list[str]:
+        return [argument.text for argument in self.own]
+
+    @property
+    def _model(self) -> tuple[int, str] | None:
+        return model_place(self._texts)
+
     def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        """The command with arguments added.
+        """The command with arguments added, everything else as it was.
 
         Args:
             added: put behind all others. With a ``--config`` among them, the user's own goes.
             model: what to serve in the place of the model that the command names.
-        """
 
-    @property
+        Raises:
+            StartCommandError: what has to be replaced stands in a variable.
+        """
+        changes: dict[int, str | None] = {}
+        front: str | None = None
+        if "--config" in added:
+            for place, text in enumerate(self._texts):
+                if text == "--config":
+                    for at in range(place, min(place + 2, len(self.own))):
+                        changes[self._word_of(at)] = None
+        if (found := self._model) is not None:
+            place, before = found
+            word = self._word_of(place)
+            if model is not None:
+                changes[word] = before + model
+            if self.launch.has_subcommand and place == positional_place(self._texts) != 0:
+                # With a config file, vLLM looks for the model in the first place only (vLLM,
+                # utils/argparse_utils.py, _pull_args_from_config).
+                front, changes[word] = changes.get(word) or self._texts[place], None
+        return self._changed(changes, front, added)
+
+    def _word_of(self, place: int) -> int:
+        argument = self.own[place]
+        if argument.word is None or not argument.is_whole:
+            raise StartCommandError(
+                f"{argument.text!r} comes from a variable that holds more; write it into the "
+                "command itself"
+            )
+        return argument.word
+
     @abstractmethod
-    def takes_appended(self) -> bool:
-        """Whether what Backend.AI puts behind the command reaches the engine."""
+    def _changed(
+        self, changes: Mapping[int, str | None], front: str | None, added: Sequence[str]
+    ) -> tuple[str, ...]:
+        """The command with words replaced (None: taken out) and others put around them."""
 
 
 @attrs.frozen
 class ListCommand(EngineCommand):
     """``vllm serve MODEL …``, as a list."""
 
-    takes_appended = True
+    words: tuple[str, ...]
 
-    def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        return [*self.own, *appended]
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (*self.own, *map(Argument, self.appended))
 
-    def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        return (*self.prefix, *_changed(self.own, added, model), *added)
+    def _changed(
+        self, changes: Mapping[int, str | None], front: str | None, added: Sequence[str]
+    ) -> tuple[str, ...]:
+        cut = self.launch.length
+        own = [changes.get(i, word) for i, word in enumerate(self.words[cut:])]
+        return (
+            *self.words[:cut],
+            *([] if front is None else [front]),
+            *(word for word in own if word is not None),
+            *added,
+        )
 
 
 @attrs.frozen
 class ShellCommand(EngineCommand):
-    """``bash -c "vllm serve MODEL …" …``. Words are kept as they are written."""
+    """``bash -c "vllm serve MODEL …" …``."""
 
     shell: tuple[str, ...]
+    """The words up to the line."""
+    line: str
+    words: tuple[Word, ...]
+    """The words of the command in the line that runs the engine."""
     positional: tuple[str, ...]
     """What stands behind the line; the first is the shell's own name."""
 
     @property
-    def takes_appended(self) -> bool:
-        return any(word in _POSITIONAL for word in self.own)
+    def lost(self) -> tuple[str, ...]:
+        return () if re.search(r"\$\{?[@*]", self.line) else self.appended
 
-    def arguments(self, appended: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        # Of what is appended, the first becomes the shell's name where nothing stands there yet.
-        behind = [*self.positional, *appended][1:]
-        arguments: list[str] = []
-        for word in self.own:
-            arguments += behind if word in _POSITIONAL else expand(word, environ)
-        return arguments
-
-    def with_arguments(self, added: Sequence[str], model: str | None = None) -> tuple[str, ...]:
-        words = (*self.prefix, *_changed(self.own, added, model), shlex.join(added))
-        return (*self.shell, " ".join(words), *self.positional)
-
-
-def without_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments less every ``--config FILE``."""
-    kept: list[str] = []
-    tokens = iter(arguments)
-    for token in tokens:
-        if token == "--config":
-            next(tokens, None)
-        else:
-            kept.append(token)
-    return kept
-
-
-def _model_place(arguments: Sequence[str]) -> tuple[int, str] | None:
-    """(the argument that names the model, what stands before the name in it)."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in _POSITIONAL:
-        return 0, ""
-    for index, token in enumerate(arguments):
-        option, equals, _ = token.partition("=")
-        if option.replace("_", "-") not in _MODEL_OPTIONS:
-            continue
-        if equals:
-            return index, f"{option}="
-        if index + 1 < len(arguments):
-            return index + 1, ""
-    return None
-
-
-def _with_model(arguments: Sequence[str], model: str | None) -> list[str]:
-    changed = list(arguments)
-    if model is not None and (place := _model_place(arguments)) is not None:
-        index, before = place
-        changed[index] = before + model
-    return changed
-
-
-def _changed(own: Sequence[str], added: Sequence[str], model: str | None) -> list[str]:
-    changed = _with_model(own, model)
-    return without_config(changed) if "--config" in added else changed
-
-
-def expand(word: str, environ: Mapping[str, str]) -> list[str]:
-    """A word of a shell's line as the command is given it: quotes removed, variables filled in."""
-    text = ""
-    is_split = False
-
-    def fill(match: re.Match[str]) -> str:
-        escaped, name, braced, default = match.groups()
-        if escaped is not None:
-            return escaped
-        value = environ.get(name or braced)
-        if default is not None:
-            return value or default
-        return match[0] if value is None else value
-
-    for single, double, bare in _PART.findall(word):
-        if bare:
-            text += _IN_BARE.sub(fill, bare)
-            is_split = is_split or "$" in bare
-        else:
-            text += single or _IN_QUOTES.sub(fill, double)
-    return text.split() if is_split else [text]
-
-
-def _plain_name(word: str) -> str:
-    """A program's name without its directory; any Python is ``python``."""
-    name = PurePosixPath(word).name
-    return "python" if re.fullmatch(r"python3?(\.\d+)?", name) else name
-
-
-def _started(words: Sequence[str]) -> tuple[Program, int] | None:
-    """(what the words start, how many of them come before its own arguments)."""
-    for start, program in _STARTS.items():
-        found = tuple(words[: len(start)])
-        if found and (_plain_name(found[0]), *found[1:]) == start:
-            return program, len(start)
-    return None
+    def _changed(
+        self, changes: Mapping[int, str | None], front: str | None, added: Sequence[str]
+    ) -> tuple[str, ...]:
+        cut = self.launch.length
+        parts: list[str] = []
+        done = 0
+        for index, word in enumerate(self.words):
+            # What is taken out goes with the blanks in front of it.
+            text = changes.get(index - cut, word.raw)
+            gap = self.line[done : word.start]
+            is_replaced = index >= cut and index - cut in changes
+            if text is not None:
+                parts += [gap, shlex.quote(text) if is_replaced else text]
+            elif gap.strip(" \t\\\n"):
+                parts.append(gap)
+            if index == cut - 1 and front is not None:
+                parts += [" ", shlex.quote(front)]
+            done = word.end
+        rest = self.line[done:]
+        parts += [" ", shlex.join(added)] if added else []
+        # A number in front of "<" or ">" would be taken for a file descriptor.
+        parts += [" " if rest[:1] in ("<", ">") and added else "", rest]
+        return (*self.shell, "".join(parts), *self.positional)
 
 
 def _finds_its_model(command: EngineCommand) -> bool:
-    """``vllm serve`` with options before its model finds none once a config file is among them.
+    """``vllm serve`` finds no model behind a config file unless one is named.
 
     The plugin tells vLLM by a config file (vLLM, utils/argparse_utils.py).
     """
-    if command.program is not Program.VLLM or command.prefix[-1] != "serve":
+    if command.program is not Program.VLLM or not command.launch.has_subcommand:
         return True
-    return bool(command.own) and (
-        not command.own[0].startswith("-")
-        or any(token.partition("=")[0] in ("--model", "--config") for token in command.own)
+    return command.names_model or any(
+        argument.text.partition("=")[0] == "--config" for argument in command.own
     )
 
 
-def _words(line: str) -> list[str] | None:
-    """The words of a line as they are written; None where a quote has no end."""
-    words: list[str] = []
-    position = 0
-    while position < len(line):
-        if line[position].isspace():
-            position += 1
+def _shell_options(words: Sequence[str]) -> int:
+    """How many words stand between a shell's name and its line.
+
+    Raises:
+        StartCommandError: the shell reads a script, or has an option that is not understood.
+    """
+    at, has_line = 1, False
+    while at < len(words) and words[at][:1] in ("-", "+") and len(words[at]) > 1:
+        option = words[at]
+        at += 1
+        if option in _SHELL_LONG_FLAGS:
             continue
-        word = _WORD.match(line, position)
-        if word is None:
-            return None
-        words.append(word[0])
-        position = word.end()
-    return words
+        for letter in option[1:]:
+            if letter == "o" and words[at : at + 1] and words[at] in _SHELL_OPTION_NAMES:
+                at += 1
+            elif letter == "c":
+                has_line = True
+            elif letter not in _SHELL_FLAGS:
+                raise StartCommandError(f"what {words[0]} {option} does is not known")
+    if not has_line:
+        raise StartCommandError(f"{shlex.join(words[:2])[:80]} runs a script")
+    if at >= len(words):
+        raise StartCommandError(f"nothing stands behind {words[0]} -c")
+    return at
 
 
-def _shell_command(command: Sequence[str]) -> ShellCommand | None:
-    if len(command) < 3 or PurePosixPath(command[0]).name not in _SHELLS:
-        return None
-    if not _COMMAND_OPTION.fullmatch(command[1]):
-        return None
-    # A backslash at the end of a line goes on in the next one.
-    line = command[2].replace("\\\n", " ").strip()
-    if _NOT_PLAIN.search(re.sub(r"'[^']*'", "''", line)) or "$(" in line:
-        return None
-    words = _words(line)
-    if words is None:
-        return None
-    start = 0
-    while start < len(words) and (words[start] == "exec" or _ASSIGNMENT.match(words[start])):
-        if _OURS.match(words[start]):
-            return None
-        start += 1
-    if (started := _started(words[start:])) is None:
-        return None
-    program, length = started
-    cut = start + length
-    return ShellCommand(
-        program=program,
-        prefix=tuple(words[:cut]),
-        own=tuple(words[cut:]),
-        shell=tuple(command[:2]),
-        positional=tuple(command[3:]),
-    )
+def _launch_of(simple: Simple, surroundings: Surroundings) -> tuple[Launch | None, int]:
+    """(how the command starts an engine, if it does; how many assignments stand in front)."""
+    count = assignments(simple.words)
+    texts: list[str] = []
+    for index, word in enumerate(simple.words[count:]):
+        arguments = expand(word, surroundings.variables, index)
+        if len(arguments) != 1 or not arguments[0].is_certain or not arguments[0].is_whole:
+            break
+        texts.append(arguments[0].text)
+    return find_launch(texts), count
 
 
-def find_engine(command: Sequence[str]) -> EngineCommand | None:
-    """The command split at the engine's own arguments; None when it is not certain what it runs."""
-    found: EngineCommand | None
-    if started := _started(command):
-        program, length = started
-        found = ListCommand(program, tuple(command[:length]), tuple(command[length:]))
+def _refuse_company(simple: Simple, tokens: Sequence[Word | Operator], line: str) -> None:
+    """Raises where the engine does not run alone and in the foreground."""
+    end = simple.words[-1].end
+    for token in tokens:
+        if isinstance(token, Operator) and token.start >= end:
+            if token.text == "&":
+                raise StartCommandError("the engine runs in the background")
+            if token.text in (";", "\n"):
+                break
+    if _ANOTHER_ENGINE.search(line[end:]):
+        raise StartCommandError("it runs several engines")
+
+
+def _shell_command(
+    command: Sequence[str],
+    at: int,
+    assigned: Mapping[str, str],
+    appended: Sequence[str],
+    environ: Mapping[str, str],
+) -> ShellCommand:
+    place = at + _shell_options(command[at:])
+    line, positional = command[place], tuple(command[place + 1 :])
+    tokens = tokens_of(line, is_bash=_SHELLS[plain_name(command[at])])
+    # Of what is appended, the first becomes the shell's name where nothing stands there yet.
+    surroundings = Surroundings({**environ, **assigned}, [*positional, *appended][1:])
+    for simple in simple_commands(tokens):
+        surroundings.enter(simple)
+        launch, count = _launch_of(simple, surroundings)
+        if launch is None:
+            surroundings.run(simple)
+            continue
+        _refuse_company(simple, tokens, line)
+        if surroundings.directory is None:
+            raise StartCommandError("it is not known in which directory the engine runs")
+        words = simple.words[count:]
+        return ShellCommand(
+            launch=launch,
+            own=tuple(
+                argument
+                for index, word in enumerate(words[launch.length :])
+                for argument in expand(word, surroundings.variables, index)
+            ),
+            appended=tuple(appended),
+            environment={
+                **assigned,
+                **surroundings.environment,
+                **surroundings.own_environment(simple.words[:count]),
+                **launch.environment,
+            },
+            directory=surroundings.directory,
+            shell=tuple(command[:place]),
+            line=line,
+            words=words,
+            positional=positional,
+        )
+    raise StartCommandError("it starts no engine that is known")
+
+
+def find_engine(
+    command: Sequence[str], appended: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> EngineCommand:
+    """The command split at the engine's own arguments.
+
+    Args:
+        command: the words of a service's start command.
+        appended: what Backend.AI puts behind them.
+        environ: for the variables in it.
+
+    Raises:
+        StartCommandError: it is not certain what the command runs. The message says why, in words
+            to follow "because".
+    """
+    if not command:
+        raise StartCommandError("it is the image's own, which is not known here")
+    found: EngineCommand
+    if launch := find_launch(command):
+        own = command[launch.length :]
+        found = ListCommand(
+            launch=launch,
+            own=tuple(Argument(text, word=index) for index, text in enumerate(own)),
+            appended=tuple(appended),
+            environment=launch.environment,
+            directory=PurePosixPath(),
+            words=tuple(command),
+        )
     else:
-        found = _shell_command(command)
-    return found if found is not None and _finds_its_model(found) else None
+        at, assigned = skip_launchers(command)
+        if at >= len(command) or plain_name(command[at]) not in _SHELLS:
+            raise StartCommandError(_what_is_unknown(command[min(at, len(command) - 1) :]))
+        found = _shell_command(command, at, assigned, appended, environ or {})
+    if not _finds_its_model(found):
+        raise StartCommandError("it names no model")
+    return found
+
+
+def _what_is_unknown(words: Sequence[str]) -> str:
+    if re.search(r"\s", words[0]):
+        return "it is one word with blanks in it, where each argument has to be a word of its own"
+    name = " ".join([plain_name(words[0]), *words[1:3]]) if len(words) > 1 else words[0]
+    return f"{name[:80]!r} is not the start of an engine that is known"

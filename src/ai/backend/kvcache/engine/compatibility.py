@@ -89,7 +89,7 @@ KNOWN_PROBLEMS = (
         ("lmcache-mp",),
         "this LMCache does not know the shape in which this vLLM keeps its KV cache on CPUs, and "
         "the engine ends",
-        "run: LMCache 0.4.6 with vLLM 0.25.1 on CPUs",
+        "read, and reported by a user: LMCache 0.4.6 with vLLM 0.25.1",
         {"vllm": ">=0.25", "lmcache": "<0.4.7"},
         lacking={Trait.GPUS},
         remedy=_LMCACHE_0_5_6,
@@ -101,6 +101,15 @@ KNOWN_PROBLEMS = (
         "crashes at start, or answers wrongly above 2,048 tokens",
         "LMCache#5002, LMCache#3339, LMCache#5010; read up to 0.5.6",
         having={Trait.INDEXER},
+        remedy=_OTHER_WAYS,
+    ),
+    KnownProblem(
+        "repeated-layers-in-process",
+        _IN_PROCESS,
+        "LMCache inside vLLM has room for one cache of each layer, and this model's layers run "
+        "several times and keep one for each time",
+        "read up to 0.5.6: v1/gpu_connector/gpu_connectors.py, _initialize_pointers",
+        having={Trait.REPEATED_LAYERS},
         remedy=_OTHER_WAYS,
     ),
     KnownProblem(
@@ -129,7 +138,7 @@ KNOWN_PROBLEMS = (
         "LMCache inside vLLM restores latent vectors wrongly where they lie in the layout HND: by "
         "VLLM_KV_CACHE_LAYOUT, by an attention backend of FlashInfer or TokenSpeed, or by vLLM's "
         "own choice on GPUs of the Blackwell generation",
-        "emulated with LMCache 0.5.6; read: get_required_kv_cache_layout of vLLM 0.26.0",
+        "emulated: NHD is restored, HND is not; read: get_required_kv_cache_layout of vLLM 0.26.0",
         {"vllm": ">=0.26"},
         having={Trait.LATENT, Trait.HEADS_FIRST},
         remedy=_OTHER_WAYS,
@@ -206,6 +215,16 @@ KNOWN_PROBLEMS = (
         "LMCache#4630, LMCache#4805; read: platform/devices/cuda/ipc_wrapper.py of 0.5.6",
         having={Trait.GPUS, Trait.UNSHARED_MEMORY},
         remedy="leave out --enable-sleep-mode, --enable-cumem-allocator and expandable_segments",
+    ),
+    KnownProblem(
+        "server-fraction",
+        ("lmcache-mp",),
+        "LMCache's server opens the engine's GPU memory from another process, and nobody has tried "
+        "whether that is possible with a share of a GPU",
+        "nothing is known: CUDA IPC behind Backend.AI's library for fractional GPUs",
+        having={Trait.GPUS, Trait.FRACTION},
+        remedy="give the session a whole GPU, or use an image with vLLM 0.32 or later (for "
+        "vllm-tiering)",
     ),
     KnownProblem(
         "image-hash",

@@ -26,12 +26,6 @@ CHUNK_TOKENS = 256
 #: 64 bits only.
 HASH_ALGORITHM = "sha256_cbor"
 
-KEY_VARIABLES = (
-    "LMCACHE_CHUNK_SIZE",
-    "LMCACHE_PRE_CACHING_HASH_ALGORITHM",
-    "PYTHONHASHSEED",
-)
-
 #: Here each of vLLM's processes leaves what it counts in files of prometheus_client's, and the one
 #: that answers /metrics adds them up. Without it LMCache's counters, which are the workers', are on
 #: no page. Files of processes that have ended are added up as well, so no sum falls when an engine

@@ -164,6 +164,8 @@ class Selection:
     """Those that it can go, the better one first. Empty: none."""
     refused: Mapping[str, str]
     """The adapters of all others, and why they cannot be taken."""
+    order: tuple[str, ...]
+    """The adapters of all ways, in the order in which they are tried."""
 
     @property
     def adapter(self) -> EngineAdapter | None:
@@ -195,6 +197,7 @@ def select(
     return Selection(
         ways=tuple(way for way, why in judged if why is None),
         refused={way.adapter: why for way, why in judged if why is not None},
+        order=tuple(way.adapter for way in ways),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .arguments import Dialect
+from .options import option_table
 
 SGLANG = Dialect(
     values={
@@ -25,21 +26,12 @@ SGLANG = Dialect(
         "--tensor-parallel-size": "tensor_parallel",
         "--tp-size": "tensor_parallel",
     },
-    value_changing=frozenset({
-        # The first four divide attention in other ways than tensor parallelism alone.
-        "--attention-context-parallel-size",
-        "--attention-data-parallel-size",
-        "--attn-cp-size",
-        "--attn-dp-size",
-        "--enable-dp-attention",
-        "--json-model-override-args",
-        "--load-format",
-        "--quantization",
-        "--revision",
+    table=option_table("sglang"),
+    draft_options=frozenset({
         "--speculative-algorithm",
+        "--speculative-draft-model",
         "--speculative-draft-model-path",
     }),
-    draft_options=frozenset({"--speculative-algorithm", "--speculative-draft-model-path"}),
     flags={
         "--disable-cuda-graph": ("enforce_eager", True),
         "--disable-radix-cache": ("prefix_caching", False),
@@ -55,5 +47,6 @@ SGLANG = Dialect(
         "--enable-lmcache",
         "--hicache-storage-backend",
     }),
+    other_nodes=frozenset({"--nnodes"}),
     ignores_config_with_equals=True,
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import attrs
+
 from .arguments import Dialect
+from .options import option_table
 
 #: The file by which vLLM is told: the user's own config file with what an adapter adds.
 CONFIG_FILE = "vllm.yaml"
@@ -20,6 +23,8 @@ VLLM = Dialect(
         "--cpu-offload-gb": "cpu_offload_gb",
         "--data-parallel-size": "data_parallel",
         "-dp": "data_parallel",
+        "--data-parallel-size-local": "data_parallel_local",
+        "-dpl": "data_parallel_local",
         "--decode-context-parallel-size": "decode_context_parallel",
         "-dcp": "decode_context_parallel",
         "--dtype": "dtype",
@@ -41,22 +46,25 @@ VLLM = Dialect(
         "--tensor-parallel-size": "tensor_parallel",
         "-tp": "tensor_parallel",
     },
-    value_changing=frozenset({
-        "--hf-overrides",
-        "--load-format",
-        "--quantization",
-        "-q",
-        "--rope-scaling",
-        "--rope-theta",
+    table=option_table("vllm"),
+    draft_options=frozenset({
         "--speculative-config",
         "-sc",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
     }),
-    draft_options=frozenset({"--speculative-config", "-sc"}),
     flags={
         "--calculate-kv-scales": ("computes_kv_scales", True),
         "--no-calculate-kv-scales": ("computes_kv_scales", False),
         "--enable-lora": ("lora", True),
+        "--lora-modules": ("lora", True),
         "--no-enable-lora": ("lora", False),
+        # From vLLM 0.33 on, each --enable- has a --disable- beside it.
+        "--disable-lora": ("lora", False),
+        "--disable-prefix-caching": ("prefix_caching", False),
+        "--disable-prompt-embeds": ("enable_prompt_embeds", False),
+        "--disable-sleep-mode": ("sleep_mode", False),
         "--enable-prompt-embeds": ("enable_prompt_embeds", True),
         "--no-enable-prompt-embeds": ("enable_prompt_embeds", False),
         "--enforce-eager": ("enforce_eager", True),
@@ -83,6 +91,9 @@ VLLM = Dialect(
         "-q",
     }),
     memory_adding=frozenset({
+        "--elastic-ep-max-dp-size",
+        "--enable-elastic-ep",
+        "--mm-ipc-gpu-memory-gb",
         "--enable-dbo",
         "--enable-eplb",
         "--kv-cache-dtype-skip-layers",
@@ -106,5 +117,26 @@ VLLM = Dialect(
         "--kv-offloading-size",
         "--kv-transfer-config",
     }),
+    other_nodes=frozenset({
+        "--data-parallel-address",
+        "-dpa",
+        "--data-parallel-external-lb",
+        "-dpe",
+        "--data-parallel-hybrid-lb",
+        "-dph",
+        "--data-parallel-multi-port-external-lb",
+        "-dpm",
+        "--data-parallel-rank",
+        "-dpn",
+        "--data-parallel-start-rank",
+        "-dpr",
+        "--headless",
+        "--nnodes",
+        "-n",
+    }),
     ignores_config_with_equals=True,
+    attached=frozenset({"-n", "-q", "-r"}),
 )
+
+#: Dynamo's worker takes vLLM's options, and names its own way to keep KV cache besides.
+DYNAMO = attrs.evolve(VLLM, connectors=VLLM.connectors | {"--connector"})

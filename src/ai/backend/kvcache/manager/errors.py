@@ -64,3 +64,13 @@ class NoSuchPageFileError(BackendAIError, web.HTTPNotFound):
 
     def error_code(self) -> ErrorCode:
         return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.READ, ErrorDetail.NOT_FOUND)
+
+
+class FolderInUseError(BackendAIError, web.HTTPConflict):
+    """A KV folder is to be removed that sessions use, or that the policy names."""
+
+    error_type = "https://api.backend.ai/probs/kvcache-folder-in-use"
+    error_title = "The KV folder is in use."
+
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(ErrorDomain.PLUGIN, ErrorOperation.HARD_DELETE, ErrorDetail.CONFLICT)

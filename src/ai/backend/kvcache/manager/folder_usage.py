@@ -12,20 +12,15 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-import aiohttp
 import attrs
-import yarl
 from ai.backend.logging import BraceStyleAdapter
-from ai.backend.manager.clients.storage_proxy.base import (
-    StorageProxyClientArgs,
-    StorageProxyHTTPClient,
-)
 from ai.backend.manager.clients.storage_proxy.manager_facing_client import (
     StorageProxyManagerFacingClient,
 )
 from ai.backend.manager.config.unified import VolumesConfig
 
 from ..policy.place import Place
+from .storage_proxies import storage_client
 
 log = BraceStyleAdapter(logging.getLogger(__spec__.name))
 
@@ -78,21 +73,12 @@ class FolderUsages:
         turns = asyncio.Semaphore(CONCURRENT)
         async with AsyncExitStack() as stack:
             clients = {
-                name: await self._client(stack, name)
+                name: await stack.enter_async_context(storage_client(self._volumes.proxies[name]))
                 for name in {place.host.proxy for place in places} & set(self._volumes.proxies)
             }
             return await asyncio.gather(
                 *(_count(clients.get(place.host.proxy), place, turns) for place in places)
             )
-
-    async def _client(self, stack: AsyncExitStack, name: str) -> StorageProxyManagerFacingClient:
-        proxy = self._volumes.proxies[name]
-        connector = aiohttp.TCPConnector(ssl=proxy.ssl_verify)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        arguments = StorageProxyClientArgs(yarl.URL(proxy.manager_api), proxy.secret)
-        return StorageProxyManagerFacingClient(
-            StorageProxyHTTPClient(session, arguments), timeout_config=proxy.timeouts
-        )
 
 
 async def _count(

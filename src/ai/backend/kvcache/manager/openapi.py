@@ -204,7 +204,7 @@ _PROBLEMS: Mapping[str, str] = {
     "401": "The request is not signed.",
     "403": "The user may not.",
     "404": "There is no such thing, or the user may not see it.",
-    "409": "The stored policy is another, or not usable.",
+    "409": "The stored policy is another or not usable, or the folder is in use.",
     "413": "The body is too large.",
     "503": "A part of the manager that is needed does not answer.",
 }
@@ -286,6 +286,11 @@ PATHS: Mapping[str, Mapping[str, Schema]] = {
                     _object({
                         "project": _object({"id": _ID, "name": _TEXT_OR_NULL}),
                         "place": _TEXT,
+                        "provisioned": _said(
+                            {"type": "boolean"},
+                            "Whether nobody but agents reaches it. false: the policy names another "
+                            "folder, which users may reach as Backend.AI lets them.",
+                        ),
                         "cap_bytes": _BYTES_OR_NULL,
                         "used_bytes": _BYTES_OR_NULL,
                         "files": _BYTES_OR_NULL,
@@ -296,6 +301,49 @@ PATHS: Mapping[str, Mapping[str, Schema]] = {
             409,
             503,
         ),
+        "post": _operation(
+            "Makes the KV folder of a project that nobody but agents reaches, or finds it. The "
+            "policy is not changed. Superadmins.",
+            _object({
+                "place": _said(_TEXT, "As the policy's `folder` names it."),
+                "made": _said({"type": "boolean"}, "false: it was there already."),
+            }),
+            403,
+            413,
+            503,
+            body=_object(
+                {
+                    "project": _ID,
+                    "host": _said(
+                        {"type": ["string", "null"], "examples": ["local:volume1"]},
+                        "Where it is made. null: the manager's default storage host.",
+                    ),
+                },
+                required=("project",),
+            ),
+        ),
+    },
+    "/folders/{host}/{project}": {
+        "delete": {
+            **_operation(
+                "Removes that folder with all that lies in it. 409 while the policy names it, or "
+                "a session of the project runs with KV cache. Superadmins.",
+                _object({
+                    "place": _TEXT,
+                    "gone": _said(
+                        {"type": "boolean"}, "false: the storage proxy goes on removing it."
+                    ),
+                }),
+                403,
+                404,
+                409,
+                503,
+            ),
+            "parameters": [
+                {"name": "host", "in": "path", "required": True, "schema": _TEXT},
+                {"name": "project", "in": "path", "required": True, "schema": _ID},
+            ],
+        },
     },
     "/projects": {
         "get": _operation(

@@ -15,7 +15,7 @@ from etcd_client import Txn as Transaction
 
 from ..errors import PolicyError
 from ..policy.policy import ETCD_KEY, Policy, check_policy, policy_text, read_policy
-from .errors import InvalidRequestError, PolicyConflictError
+from .errors import InvalidRequestError, PolicyConflictError, PolicyUnusableError
 
 #: For one question, its repetitions included.
 ETCD_TIMEOUT_SECONDS = 10.0
@@ -61,6 +61,17 @@ class StoredPolicy:
             PolicyError: it is not usable.
         """
         return check_policy(read_policy(self.text))
+
+    def usable(self) -> Policy:
+        """The same for a route that cannot do without.
+
+        Raises:
+            PolicyUnusableError: it is not usable.
+        """
+        try:
+            return self.policy()
+        except PolicyError as e:
+            raise PolicyUnusableError(str(e)) from e
 
 
 class PolicyStore:

@@ -9,12 +9,13 @@ from ai.backend.manager.api.rest.types import WebRequestHandler
 from aiohttp import web
 
 from .access import visible_session
+from .folder_routes import list_folders, make_folder, remove_folder
 from .openapi import DOCUMENT
 from .page import get_page_file, get_page_version
 from .plan_routes import make_plan
 from .plans import plans_of
 from .policy_routes import get_policy, patch_policy, put_policy
-from .project_routes import list_folders, list_projects
+from .project_routes import list_projects
 from .session_routes import list_sessions
 
 
@@ -49,6 +50,8 @@ ROUTES: Sequence[tuple[str, str, WebRequestHandler]] = (
     ("GET", "/sessions", list_sessions),
     ("GET", "/sessions/{session_id}/plan", session_plans),
     ("GET", "/folders", list_folders),
+    ("POST", "/folders", make_folder),
+    ("DELETE", "/folders/{host}/{project}", remove_folder),
     ("GET", "/projects", list_projects),
     ("POST", "/plan", make_plan),
     ("GET", "/ui", get_page_version),

@@ -10,9 +10,11 @@ from ai.backend.manager.dependencies.system.prometheus_client import PrometheusC
 from aiohttp import web
 
 from .folder_usage import FolderUsages
+from .provisioned import ProvisionedFolders
 
 PROMETHEUS = web.AppKey("prometheus", PrometheusClient)
 FOLDER_USAGES = web.AppKey("folder_usages", FolderUsages)
+PROVISIONED_FOLDERS = web.AppKey("provisioned_folders", ProvisionedFolders)
 
 #: One thread, so that whatever models people ask about, the manager has its other cores.
 PLANNER = web.AppKey("planner", ThreadPoolExecutor)
@@ -22,6 +24,7 @@ async def provide(app: web.Application) -> AsyncIterator[None]:
     """For the webapp's ``cleanup_ctx``."""
     config = app["_root_app"]["_config_provider"].config
     app[FOLDER_USAGES] = FolderUsages(config.volumes)
+    app[PROVISIONED_FOLDERS] = ProvisionedFolders(config.volumes)
     app[PLANNER] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcache-plan")
     try:
         async with PrometheusClientDependency().provide(config) as app[PROMETHEUS]:

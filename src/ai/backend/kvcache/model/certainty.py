@@ -11,15 +11,17 @@ from __future__ import annotations
 import re
 import reprlib
 
-from .attention import query_heads
-from .defaults import ALIASES
+from .attention import is_latent, query_heads
+from .defaults import ALIASES, has_defaults
 from .fields import Fields
 
 #: What the names of such fields have in them, and what they are about.
 _TELLING = (
-    (r"block_types?$|layers_block|block_configs|hybrid|_pattern$|_period$|interval|every_n", "kinds of layers"),
-    (r"layer_group|attn_type|attention_types?$|layers?_(idx|ids|indices)|(full|linear)_att", "kinds of layers"),
-    (r"^linear_|lightning|mamba|ssm|d_state|state_size|recurr|rwkv|delta|kda|gla_|retention", "recurrent layers"),
+    (r"block_types?$|layers_block|block_configs|hybrid|layer_group|every_n", "kinds of layers"),
+    (r"_pattern$|_period$|interval|layers?_(idx|ids|indices)", "kinds of layers"),
+    (r"attn_type|attention_types?$|(full|linear)_att", "kinds of layers"),
+    (r"^linear_|lightning|mamba|ssm|d_state|state_size|recurr|rwkv", "recurrent layers"),
+    (r"delta|kda|gla_|retention", "recurrent layers"),
     (r"conv_(kernel|dim|size|l_cache)|short_conv|d_conv", "recurrent layers"),
     (r"window|sliding|chunk_size|^swa_|^global_", "windows"),
     (r"^index_|indexer|sparse_att|sparse_config|attn_sparse|compress", "sparse attention"),
@@ -77,10 +79,24 @@ def refuse_uncertain(fields: Fields, model_type: str) -> None:
             )
     if query_heads(fields) is None:
         raise fields.error("num_attention_heads", f"is missing, and {family}")
-    if not fields.path:
+
+
+def refuse_unknown_defaults(fields: Fields, model_type: str) -> None:
+    """A nested part may leave out what nobody knows the default of.
+
+    Transformers writes nested parts without the fields that have their default value.
+
+    Args:
+        fields: the part that describes the text model.
+        model_type: its family.
+
+    Raises:
+        ModelError: it does; the message names the field.
+    """
+    if not fields.path or has_defaults(model_type) or is_latent(fields):
         return
-    # Transformers writes nested parts without the fields that have their default value, which is
-    # not known here.
     for names in (ALIASES["kv_heads"], ALIASES["head_dim"]):
         if fields.positive(*names) is None:
-            raise fields.error(names[0], f"is missing, and {family}, nor is its default value")
+            raise fields.error(
+                names[0], f"is missing, and its default in model_type {model_type!r} is not known"
+            )

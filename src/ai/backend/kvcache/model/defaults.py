@@ -1,9 +1,9 @@
 """What a model type takes where its file leaves a field out.
 
 Transformers writes the part for text of a multimodal model without the fields that have their
-default value, and some publishers shorten their files by hand. ``defaults.json`` has the defaults of
-the configuration classes of Transformers 5.19.0, which vLLM reads such files with;
-tests/engine/test_config_defaults.py compares it with the real ones.
+default value, and some publishers shorten their files by hand. ``defaults.json`` has the defaults
+of the configuration classes of Transformers 5.19.0, with which vLLM reads such files;
+tests/engine/test_model_figures.py compares it with the real ones.
 """
 
 from __future__ import annotations
@@ -34,16 +34,36 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {
     # Transformers, models/gemma4/configuration_gemma4.py: of layers without a window.
     "gemma4_text": {"global_head_dim": 512},
     "gemma4_unified_text": {"global_head_dim": 512},
+    # The model's own configuration_internlm2.py: as many KV heads as ask, and equal heads.
+    "internlm2": {},
     # vLLM, model_executor/models/iquest_loopcoder.py.
     "iquestloopcoder": {"loop_num": 2, "loop_window_size": 64},
     # vLLM 0.20.2, model_executor/models/ouro.py.
     "ouro": {"total_ut_steps": 4},
+    # vLLM, transformers_utils/configs/qwen3_asr.py.
+    "qwen3_asr_text": {
+        "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
+    },
     # vLLM, transformers_utils/configs/step3_vl.py.
     "step3_text": {
         "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 64,
         "num_attention_groups": 1, "head_dim": 256, "max_seq_len": 65536,
     },
 }  # fmt: skip
+
+#: The model types of parts for text that vLLM's own classes make (transformers_utils/configs/).
+_OTHER_TEXT_TYPES: Mapping[str, str] = {
+    "deepseek_vl_v2": "deepseek_v2",
+    "kimi_k3": "kimi_linear",
+    "kimi_vl": "deepseek_v2",
+    "midashenglm": "qwen2_5_omni_text",
+    "moss_transcribe_diarize": "qwen3",
+    "step3_vl": "step3_text",
+}
+
+#: Model types that Transformers reads as another (models/exaone4_5/configuration_exaone4_5.py).
+_READ_AS: Mapping[str, str] = {"exaone4_5_text": "exaone4"}
 
 #: Fields that say the same under several names. A default gives way to any of them.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -72,7 +92,12 @@ def text_type(whole: str) -> str | None:
         whole: the model type of the configuration that it is a part of.
     """
     found: str | None = _file()["text_types"].get(whole)
-    return found
+    return found or _OTHER_TEXT_TYPES.get(whole)
+
+
+def has_defaults(model_type: str) -> bool:
+    """Whether it is known what counts where a file of this family leaves a field out."""
+    return _READ_AS.get(model_type, model_type) in _file()["defaults"] or model_type in _OTHERS
 
 
 def with_defaults(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
@@ -82,8 +107,12 @@ def with_defaults(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """
     of_types = _file()["defaults"]
     # Of old files, some describe the text model beside the others and not in a part of its own.
-    own = of_types.get(model_type) or of_types.get(text_type(model_type), {})
+    read_as = _READ_AS.get(model_type, model_type)
+    own = of_types.get(read_as) or of_types.get(text_type(model_type), {})
     defaults = {**own, **_OTHERS.get(model_type, {})}
+    if "kv_lora_rank" in defaults:
+        # Latent attention: these classes overwrite it with qk_rope_head_dim.
+        defaults.pop("head_dim", None)
     for names in ALIASES.values():
         if any(values.get(name) is not None for name in names):
             for name in names:

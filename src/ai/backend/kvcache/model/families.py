@@ -31,9 +31,9 @@ KNOWN = frozenset({
     "paddleocr_vl_text", "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "qwen",
     "qwen2", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
     "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_asr_text", "qwen3_moe",
-    "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text",
-    "seed_oss", "smollm3", "solar", "solar_open", "stablelm",
-    "stablelm_epoch", "starcoder2", "step3_text", "telechat", "vaultgemma", "xverse", "zamba2",
+    "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss",
+    "smollm3", "solar", "solar_open", "stablelm", "stablelm_epoch", "starcoder2", "step3_text",
+    "telechat", "vaultgemma", "xverse", "zamba2",
 })  # fmt: skip
 
 _ENCODER = "is an encoder, which keeps nothing of a context"
@@ -67,16 +67,16 @@ REFUSED: Mapping[str, str] = {
         _RECURRENT,
     ),
     **dict.fromkeys(
-        ("deepseek_v4", "deepseek_v41", "dots3_note", "hy_v4", "minimax_m3", "minimax_m3_text",
+        ("deepseek_v4", "deepseek_v41", "hy_v4", "minimax_m3", "minimax_m3_text",
          "minimax_m3_vl", "minimax_m3_vl_text", "step5", "step5_vl"),
         _SPARSE,
     ),
-    **dict.fromkeys(("beam", "dory", "flint", "hrm_text", "musespark1x_text"), _LOOPS),
+    **dict.fromkeys(("dory", "hrm_text"), _LOOPS),
     **dict.fromkeys(("axk1", "minicpm3", "pangu_ultra_moe", "sarvam_mla"), _LATENT),
+    "dots3_note": "has latent attention with windows",
     "RefinedWeb": "is Falcon in its first form; take its current configuration (falcon)",
     "RefinedWebModel": "is Falcon in its first form; take its current configuration (falcon)",
     "longcat_flash": "has two attention layers in each of its layers",
-    "muse_spark_text": "shares caches among layers with windows",
     "nemotron-nas": "has another attention in each of its layers",
     "step3p5": "has other heads in its layers with a window",
     "zamba": "repeats one attention layer among recurrent ones",
@@ -121,8 +121,8 @@ PERIODS: Mapping[str, tuple[str, ...]] = {
 #: models/gemma4/configuration_gemma4.py).
 LAST_IS_FULL = frozenset({"gemma4_text", "gemma4_unified_text"})
 
-#: Families with layers of several kinds whose file has to say which is which: without it every layer
-#: would be taken for one that grows.
+#: Families with layers of several kinds whose file has to say which is which: without it every
+#: layer would be taken for one that grows.
 PATTERN_NEEDED = frozenset({
     "bailing_hybrid", "bailing_moe_linear", "mimo_v2", "mimo_v2_flash", "minimax_text_01",
     "nemotron_h", "zamba2",
@@ -138,8 +138,8 @@ LOOPS: Mapping[str, tuple[str, str | None]] = {
 
 #: Families that have no window unless ``use_sliding_window`` says so.
 WINDOW_OFF = frozenset({
-    "minicpmo", "minicpmv", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3",
-    "qwen3_moe", "smollm3",
+    "minicpmo", "minicpmv", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
+    "qwen2_vl_text", "qwen3", "qwen3_moe", "smollm3",
 })  # fmt: skip
 
 #: Families that carry a window's size in their files and do not use it.

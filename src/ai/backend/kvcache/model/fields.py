@@ -29,7 +29,7 @@ class Fields:
     path: str = ""
     """Where in the file the object lies, such as ``text_config.``."""
     assumed: Mapping[str, Any] = attrs.field(factory=dict)
-    """Of the values, those that decide much and are not in the file but the model type's defaults."""
+    """Of the values, those that decide much and are defaults of the model type, not in the file."""
 
     def error(self, field: str, problem: str) -> ModelError:
         """What is wrong with a field, as an error to raise."""

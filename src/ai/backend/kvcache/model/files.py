@@ -13,16 +13,29 @@ from ..errors import ModelError
 #: Endings of weight files, in the order in which engines prefer them.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
-#: Anything that changes what a token is or what the layers compute.
+#: Anything that changes what a token is or what the layers compute. Some publishers describe the
+#: quantization beside the configuration, and the types of the cache with it. Keys hold an image by
+#: what came in, so what makes tokens of images counts. vLLM takes the temperature of Llama 4's
+#: attention from the configuration of its generation.
 DESCRIPTION_FILES = (
     "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
     "params.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "video_preprocessor_config.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
 )
+
+#: Code that comes with a model and computes its layers, with ``--trust-remote-code``.
+CODE_SUFFIX = ".py"
 
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
@@ -64,7 +77,8 @@ def list_model(root: Path, directory: Path) -> ModelFiles:
         with os.scandir(directory) as entries:
             for entry in entries:
                 suffix = Path(entry.name).suffix
-                if entry.name not in DESCRIPTION_FILES and suffix not in WEIGHT_SUFFIXES:
+                is_description = entry.name in DESCRIPTION_FILES or suffix == CODE_SUFFIX
+                if not is_description and suffix not in WEIGHT_SUFFIXES:
                     continue
                 try:
                     status = entry.stat()
@@ -74,7 +88,7 @@ def list_model(root: Path, directory: Path) -> ModelFiles:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 facts = FileFacts(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
-                if entry.name in DESCRIPTION_FILES:
+                if is_description:
                     descriptions.append(facts)
                 else:
                     by_suffix.setdefault(suffix, []).append(facts)

@@ -13,7 +13,7 @@ from packaging.version import Version
 from ..errors import ModelError
 from . import pattern
 from .attention import attention_cache, is_latent, latent_caches, of_layer, query_heads
-from .certainty import refuse_uncertain
+from .certainty import refuse_uncertain, refuse_unknown_defaults
 from .dtypes import KV_DTYPES, LATENT_ONLY, compute_dtype, kv_dtype
 from .families import KNOWN, LOOPS, REFUSED
 from .fields import Fields
@@ -107,6 +107,14 @@ class Geometry:
         return any(g.cache.kind is LayerKind.INDEXER for g in self.groups)
 
     @property
+    def has_repeated_layers(self) -> bool:
+        """Whether layers run several times and keep a cache for each time."""
+        return any(
+            sum(cache.kind is not LayerKind.INDEXER and cache.state is None for cache in layer) > 1
+            for layer in self.layers
+        )
+
+    @property
     def has_unequal_heads(self) -> bool:
         """Whether some attention layers have another number of KV heads, or larger ones, than
         others. Keys of an indexer do not count: they are a cache of their own."""
@@ -197,8 +205,9 @@ def _longest(fields: Fields, vllm: Version | None, warnings: list[str]) -> int:
         return _UNSTATED_LENGTH
     if len(lengths) > 1:
         warnings.append(
-            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the version "
-            "of vLLM, which is not known; the longer one is counted. --max-model-len decides it"
+            f"the longest context is {lengths[0]} or {lengths[-1]} tokens, depending on the "
+            "version of vLLM, which is not known; the longer one is counted. --max-model-len "
+            "decides it"
         )
     return lengths[-1]
 
@@ -245,6 +254,7 @@ def read_geometry(
         raise outer.error("is_encoder_decoder", "= true: only decoders are covered")
     if model_type not in KNOWN:
         refuse_uncertain(fields, model_type)
+    refuse_unknown_defaults(fields, model_type)
     warnings: list[str] = []
     if fields.assumed:
         said = ", ".join(f"{name} = {value}" for name, value in fields.assumed.items())

@@ -33,7 +33,10 @@ _LONG_ROPE = ("longrope", "su")
 
 @attrs.frozen
 class _Rule:
-    """What a version of vLLM makes of rotary scalings (config/model.py, _get_and_verify_max_len)."""
+    """What a version of vLLM makes of rotary scalings.
+
+    config/model.py, _get_and_verify_max_len.
+    """
 
     since: Version
     scaled_already: frozenset[str]

@@ -33,9 +33,9 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def override(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration as vLLM changes it before it builds the model.
 
-    As in vLLM (config/model.py, __post_init__, _apply_dict_overrides, _update_nested): an object for a
-    part is merged with the part; any other object, such as rotary scalings, takes the place of the
-    old one.
+    As in vLLM (config/model.py, __post_init__, _apply_dict_overrides, _update_nested), an object
+    for a part is merged with the part, and any other object, such as rotary scalings, takes the
+    place of the old one.
 
     Args:
         config: the parsed file.
@@ -46,8 +46,8 @@ def override(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[s
         if name not in _PARTS or not isinstance(value, Mapping):
             _set(result, name, value)
             continue
-        # Transformers calls the part for text text_config, whatever the file calls it, and makes one
-        # of files that describe it beside the others.
+        # Transformers calls the part for text text_config, whatever the file calls it, and makes
+        # one of files that describe it beside the others.
         written = name if name in result else next((n for n in TEXT_PARTS if n in result), None)
         if name == "text_config" and written is None:
             result = _merged(result, value)

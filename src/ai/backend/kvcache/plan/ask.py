@@ -18,7 +18,7 @@ from ..model.weights import Weights
 from ..policy.policy import check_policy
 from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from .described import DEFAULT_MODEL_PATH, Description
-from .sizing import ASSUMED_MEMORY_BYTES, SizingRequest
+from .sizing_request import ASSUMED_MEMORY_BYTES, SizingRequest
 
 
 def _parallel(tensor: int | None, pipeline: int, decode_context: int, gpus: int | None) -> Parallel:
@@ -64,12 +64,14 @@ def sizing_request(
         SizeError: the GPUs are too few for the sizes of parallelism.
     """
     count = None if gpus is None else max(1, int(gpus))
-    if gpus is not None and gpus < 1:
+    is_fraction = gpus is not None and gpus < 1
+    if gpus is not None and is_fraction:
         gpu_memory = max(1, int(gpus * (gpu_memory or ASSUMED_MEMORY_BYTES)))
     return SizingRequest(
         model=model,
         parallel=_parallel(tensor_parallel, pipeline_parallel, decode_context_parallel, count),
         gpus=count,
+        is_fraction=is_fraction,
         memory_bytes=gpu_memory,
         utilization=gpu_memory_utilization,
         pinned=pin_utilization,

@@ -13,27 +13,12 @@ from __future__ import annotations
 
 from decimal import ROUND_FLOOR, Decimal
 
-import attrs
-from packaging.version import Version
-
 from ..errors import DeclinedError
-from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS
 from ..sizes import GIB, MIB, gib
-from .overhead import Overhead
-
-#: What vLLM and the buffer take together of a GPU where the user fixed nothing. It was vLLM's own
-#: default up to 0.19.
-SHARE_WITH_BUFFER = Decimal("0.9")
-
-#: vLLM's own default since then (config/cache.py; 0.9 in 0.19.0, 0.92 in 0.20.0).
-_LATER_UTILIZATION = Decimal("0.92")
-_FIRST_LATER_UTILIZATION = Version("0.20.0")
+from .gpu import MIN_BUFFER_CHUNKS, SHARE_WITH_BUFFER, Budget, GpuRequest, pool_bytes
 
 #: What a pinned share leaves to others than the buffer.
 PINNED_RESERVE_BYTES = 3 * GIB // 2
-
-#: LMCache transfers in batches of chunks; fewer than this many make every transfer a queue.
-MIN_BUFFER_CHUNKS = 64
 
 #: Percent on top of the contexts themselves: alignment and headers.
 _MARGIN_PERCENT = 105
@@ -41,82 +26,8 @@ _MARGIN_PERCENT = 105
 _NO_START = "so vLLM does not start, with KV cache or without"
 
 
-def default_utilization(vllm: Version) -> Decimal:
-    """The share of a GPU that vLLM takes where nobody tells it another."""
-    return _LATER_UTILIZATION if vllm >= _FIRST_LATER_UTILIZATION else SHARE_WITH_BUFFER
-
-
-@attrs.frozen
-class GpuRequest:
-    """What the budget is computed from. Bytes are those of one GPU, or of the share of one."""
-
-    memory_bytes: int
-    weights_bytes: int
-    context_bytes: int
-    """Of the longest context that has to fit."""
-    context_tokens: int
-    chunk_bytes: int
-    """Of one chunk, in which contexts are stored and loaded."""
-    overhead: Overhead
-    context_bytes_without: int | None = None
-    """Of the same context where the session runs without KV cache: less where vLLM then frees what
-    windows leave behind. None: the same."""
-    spared_bytes: int = 0
-    """How much of the weights may not lie on the GPU after all."""
-    concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
-    utilization: Decimal = SHARE_WITH_BUFFER
-    """vLLM's share where the session runs without KV cache."""
-    utilization_floor: Decimal = Decimal(0)
-    """The buffer may not take so much that the utilization falls below this."""
-    pinned: bool = False
-    """The share is the user's, and stays as it is."""
-    buffer_bytes: int | None = None
-    """Fixed by the user; None: the plan chooses."""
-    fixed_pool_bytes: int | None = None
-    """The pool that the user fixed; vLLM ignores the share then. None: the share decides."""
-    fits_length: bool = False
-    """Whether vLLM shortens the longest context to what its pool holds."""
-
-    @property
-    def least_buffer_bytes(self) -> int:
-        """Of the smallest buffer that is of use."""
-        return MIN_BUFFER_CHUNKS * self.chunk_bytes
-
-
-@attrs.frozen
-class Budget:
-    """Where the memory of one GPU goes, in bytes."""
-
-    memory_bytes: int
-    weights_bytes: int
-    overhead_bytes: int
-    """As it is likely."""
-    overhead_low_bytes: int
-    overhead_high_bytes: int
-    buffer_bytes: int
-    pool_bytes_before: int
-    pool_bytes_after: int
-    utilization_before: Decimal
-    utilization: Decimal
-    resident_contexts: int
-    """How many contexts of the longest length stay in the pool."""
-    notes: tuple[str, ...]
-
-
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def pool_bytes(request: GpuRequest, utilization: Decimal, overhead: int | None = None) -> int:
-    """What is left for vLLM's KV pool. Negative where not even the weights fit.
-
-    Args:
-        overhead: None: the likely one.
-    """
-    if request.fixed_pool_bytes is not None:
-        return request.fixed_pool_bytes
-    taken = request.overhead.likely if overhead is None else overhead
-    return int(utilization * request.memory_bytes) - request.weights_bytes - taken
 
 
 def wanted_buffer_bytes(request: GpuRequest) -> int:
@@ -155,9 +66,11 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
     taken = int(request.utilization * request.memory_bytes)
     if request.fixed_pool_bytes is not None:
         taken = request.weights_bytes + request.overhead.likely + request.fixed_pool_bytes
-    left = request.memory_bytes - taken
-    if left < beside_bytes:
-        lower = _utilization_beside(request, Decimal(1), beside_bytes)
+    left = max(0, request.memory_bytes - taken - request.overhead.graphs_beside_likely)
+    if beside_bytes and left < beside_bytes:
+        lower = _utilization_beside(
+            request, Decimal(1), beside_bytes + request.overhead.graphs_beside_likely
+        )
         remedy = (
             "lower --kv-cache-memory-bytes"
             if request.fixed_pool_bytes is not None
@@ -165,7 +78,7 @@ def keep(request: GpuRequest, beside_bytes: int) -> Budget:
         )
         raise DeclinedError(
             f"this way takes about {gib(beside_bytes)} of each GPU beside vLLM, which leaves "
-            f"{gib(max(0, left))}; {remedy}"
+            f"{gib(left)}; {remedy}"
         )
     return _result(request, 0, request.utilization)
 
@@ -204,14 +117,11 @@ def _refuse_what_cannot_start(request: GpuRequest) -> None:
             f"{gib(request.overhead.low)} of overhead do not fit into {request.utilization} of "
             f"{gib(request.memory_bytes)} per GPU, {_NO_START}; use more or larger GPUs"
         )
-    if pool < least:
-        problem = f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}"
-        if request.fits_length:
-            raise DeclinedError(
-                f"{problem}. With --max-model-len auto vLLM shortens contexts to what fits, and a "
-                "transfer buffer would shorten them further; give a --max-model-len that fits"
-            )
-        raise DeclinedError(f"{problem}, {_NO_START}; {remedy}")
+    if pool < least and not request.fits_length:
+        raise DeclinedError(
+            f"{has}, and one context of {request.context_tokens} tokens takes {gib(least)}, "
+            f"{_NO_START}; {remedy}"
+        )
 
 
 def _is_exact(request: GpuRequest) -> bool:
@@ -389,7 +299,9 @@ def _no_room(request: GpuRequest, wanted: int, largest: int) -> str:
     remedy = "ask for a smaller buffer, or " if smaller else ""
     leaves = "leaves" if _is_exact(request) else "could leave"
     shortened = (
-        ", and with --max-model-len auto vLLM would shorten contexts" if request.fits_length else ""
+        ", and with --max-model-len auto vLLM would make contexts shorter"
+        if request.fits_length
+        else ""
     )
     return (
         f"a transfer buffer of {gib(wanted)} per GPU {leaves} vLLM's KV pool less than one "

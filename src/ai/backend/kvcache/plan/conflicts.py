@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.adapter import EngineAdapter
+from ..engine.command import Program
 from ..errors import DeclinedError
 from .masks import masked
 from .session import Session
 from .start import EngineStart
+
+#: The largest block, in tokens, that an attention backend chooses by itself (vLLM,
+#: v1/attention/backends/mla/cutlass_mla.py).
+_LARGEST_BLOCK = 128
 
 
 def refuse_conflicts(
@@ -34,6 +39,11 @@ def refuse_conflicts(
         raise DeclinedError(
             f"{told.connector} is already given, so the user's own KV configuration is left "
             "alone; remove it to let the plugin configure one"
+        )
+    if told.other_nodes:
+        raise DeclinedError(
+            f"{told.other_nodes} makes the engine one of several that run together, and the plugin "
+            "sees one session only; run each engine as a service of one node"
         )
     if told.lora:
         raise DeclinedError(
@@ -70,6 +80,15 @@ def refuse_way(start: EngineStart, adapter: EngineAdapter) -> None:
         raise DeclinedError(
             f"a block size of {told.block_size} does not divide the chunks of "
             f"{adapter.chunk_tokens} tokens that {adapter.name} stores; choose one that does"
+        )
+    # Where vLLM's ranks share a context, a block counts for all of them.
+    ranks = told.decode_context_parallel if start.program is not Program.SGLANG else 1
+    if ranks > 1 and adapter.chunk_tokens % ((told.block_size or _LARGEST_BLOCK) * ranks):
+        blocks = f"{told.block_size}" if told.block_size else f"up to {_LARGEST_BLOCK}"
+        raise DeclinedError(
+            f"blocks of {blocks} tokens on {ranks} ranks that share one context do not divide the "
+            f"chunks of {adapter.chunk_tokens} tokens that {adapter.name} stores; choose a smaller "
+            "--block-size"
         )
     if told.data_parallel > 1 and not adapter.data_parallel:
         raise DeclinedError(

@@ -21,14 +21,15 @@ from ..policy.settings import Settings
 from ..sizes import MIB, gib
 from .conflicts import conflict_notes, refuse_conflicts, refuse_way
 from .folder import find_folder
+from .masks import masked
 from .memory import Context, divide_memory
 from .model import Model, read_model
 from .namespace import session_namespace, versions_of
 from .plan import PLAN_FILE, Decision, Plan
 from .session import Mount, Session
-from .start import EngineStart, change_start, parallel_of, read_start
+from .start import EngineStart, change_start, parallel_of, read_start, with_own_environment
 from .suitability import hybrid_note, refuse_geometry
-from .tell import FILES_DIRECTORY, add_by_hand, tell
+from .tell import FILES_DIRECTORY, tell
 from .traits import traits_of
 from .transport import Choice, choices
 
@@ -69,7 +70,7 @@ def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str
     given, needed = session.shared_memory_bytes, setup.shared_memory_bytes
     if needed == 0 or (given is not None and given >= needed):
         return 0, ()
-    if given is None and not session.is_settled:
+    if given is None:
         return needed, ()
     message = (
         f"/dev/shm is smaller than the {gib(needed)} that the engine may need; "
@@ -78,16 +79,6 @@ def _shared_memory(session: Session, setup: EngineSetup) -> tuple[int, tuple[str
     if setup.insists_on_shared_memory:
         raise DeclinedError(message)
     return 0, (message,)
-
-
-def _memory_directories(
-    session: Session, setup: EngineSetup
-) -> tuple[Mapping[str, PurePosixPath], tuple[Decision, ...]]:
-    """(variable → directory, as far as the container can be given any; what to say of others)."""
-    if not session.is_settled:
-        return setup.memory_directories, ()
-    why = "the container cannot be given its directory any more"
-    return {}, tuple(Decision(name, "not set", why) for name in setup.memory_directories)
 
 
 def _keep_user_values(
@@ -139,6 +130,7 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
     """
     folder, folder_why = find_folder(session, settings)
     start = read_start(session)
+    session = with_own_environment(session, start)
     device = None if session.gpus is None else session.gpus.device
     ways = candidates(start.program, device, settings.wish)
     refuse_conflicts(session, start, [adapter_named(way.adapter) for way in ways])
@@ -157,7 +149,7 @@ def _first_way(session: Session, settings: Settings, refused: dict[str, str]) ->
         versions,
         traits,
         model,
-        *parallel_of(session, start),
+        *parallel_of(start),
     )
     for choice in choices(selection.ways, session.gds):
         try:
@@ -210,7 +202,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
         )
     )
     told = tell(start, setup, memory.gpu, model)
-    directories, directories_missing = _memory_directories(session, setup)
+    directories = setup.memory_directories
     wanted = {**setup.environment, **{name: str(path) for name, path in directories.items()}}
     environment, kept = _keep_user_values(wanted, session.environ)
     changed = change_start(session, start, told.arguments, told.model, told.run_by)
@@ -227,7 +219,7 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
         host_bytes=memory.host.size * memory.host.pools,
         environment=environment,
         arguments=told.arguments,
-        add_by_hand=add_by_hand(session, start, changed, told),
+        add_by_hand=None if session.service else masked(changed.command),
         metrics=setup.metrics,
         refused=dict(refused),
         decisions=(
@@ -245,7 +237,6 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
             Decision("weights", gib(model.weights.total_bytes), model.weights.source),
             *memory.decisions,
             *kept,
-            *directories_missing,
             *(
                 (Decision("shared_memory", gib(shared_memory), "needed by the engine"),)
                 if shared_memory
@@ -268,10 +259,10 @@ def _decide_way(asked: _Asked, choice: Choice, refused: Mapping[str, str]) -> Pr
         plan=plan,
         folder=folder.host_path,
         namespace_facts={"bytes_per_token": model.geometry.bytes_per_token_no_hybrid},
-        environment={**environment, **(changed.environment if changed else {})},
+        environment={**environment, **changed.environment},
         files={**told.files, PLAN_FILE: plan_text(plan)},
         links=told.links,
-        start_command=None if changed is None or session.is_settled else changed.command,
+        start_command=changed.command if session.service else None,
         shared_memory_bytes=shared_memory,
         memory_directories=tuple(p for name, p in directories.items() if name in environment),
         devices=choice.devices,

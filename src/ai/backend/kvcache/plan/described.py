@@ -17,7 +17,7 @@ from ..policy.policy import Policy
 from ..policy.request import FOLDER
 from ..sizes import gib
 from .session import Gpus, Image, Mount, Service, Session
-from .sizing import ASSUMED_MEMORY_BYTES
+from .sizing_request import ASSUMED_MEMORY_BYTES
 from .start import EngineStart, parallel_of, read_start
 
 #: Whose session it is. What belongs to one session alone follows from it.
@@ -139,13 +139,14 @@ def _gpus(
         if said.gpu_memory_bytes is not None:
             raise SizeError("a session without GPUs (gpus = 0) has no GPU memory; leave it out")
         return None, ()
-    is_read = start is not None and start.command is not None
+    is_read = start is not None
     needed = 1
     if start is not None:
-        needed = parallel_of(session, start)[0].gpus * start.arguments.data_parallel
+        needed = parallel_of(start)[0].gpus * start.arguments.data_parallel
     count = needed if said.gpus is None else max(1, int(said.gpus))
     memory = said.gpu_memory_bytes or ASSUMED_MEMORY_BYTES
-    if said.gpus is not None and said.gpus < 1:
+    is_fraction = said.gpus is not None and said.gpus < 1
+    if said.gpus is not None and is_fraction:
         memory = max(1, int(said.gpus * memory))
     notes: list[str] = []
     if said.gpus is None:
@@ -165,7 +166,7 @@ def _gpus(
         notes.append(f"only {needed} of {count} GPUs are used, as the start command says")
     if said.gpu_memory_bytes is None:
         notes.append(f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed")
-    return Gpus("cuda", count, memory), tuple(notes)
+    return Gpus("cuda", count, memory, is_fraction=is_fraction), tuple(notes)
 
 
 def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:

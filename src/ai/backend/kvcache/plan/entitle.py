@@ -91,9 +91,4 @@ def entitle(session: Session, policy: Policy) -> Entitlement | None:
         return Entitlement(settings, None)
     if settings.folder is None:
         raise DeclinedError(_no_folder(session, settings))
-    if session.is_settled:
-        raise DeclinedError(
-            "this agent cannot mount the project's KV folder into a session; mount one of your own "
-            f"at {settings.mount_point}"
-        )
     return Entitlement(settings, ToMount(settings.folder, scope_of(session, settings.sharing)))

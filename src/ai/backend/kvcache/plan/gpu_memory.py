@@ -20,12 +20,20 @@ from .overhead import EngineLoad, Overhead, estimate_overhead
 #: Set to 0, it has vLLM leave no room for CUDA graphs (vllm/envs.py).
 _GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
+#: With it, vLLM keeps the size of its pool from one start to the next (v1/worker/startup_plan.py,
+#: from 0.26 on).
+_PLAN_VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
+
 #: Ways to guess tokens that need no weights besides those of the checkpoint (vLLM,
 #: config/speculative.py). Names of families that end in "_mtp" are the same as "mtp".
 _WITHOUT_DRAFT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "mtp")
 
-#: How much smaller weights may become when the engine quantizes them while it loads: 16 bits to 4.
+#: Options with which weights may become smaller while they are loaded: 16 bits to 4 at the most.
+_MAKE_SMALLER = frozenset({"--quantization", "-q", "--load-format"})
 _QUANTIZED_PART = 4
+
+#: Options with which experts are divided over the engines of a session too.
+_DIVIDE_FURTHER = frozenset({"--enable-expert-parallel"})
 
 
 def engine_load(arguments: EngineArguments, environ: Mapping[str, str]) -> EngineLoad:
@@ -68,6 +76,7 @@ def overhead_of(
         low=min(newest.low, oldest.low),
         high=max(newest.high, oldest.high),
         graphs_beside=max(newest.graphs_beside, oldest.graphs_beside),
+        graphs_beside_likely=max(newest.graphs_beside_likely, oldest.graphs_beside_likely),
     )
 
 
@@ -91,21 +100,17 @@ def weights_on_gpu(
     there, or make the weights smaller, they count in full, and nothing is concluded from that.
     """
     size = share.weights_bytes(total_bytes)
-    offloaded = min(size, int(arguments.cpu_offload_gb * GIB))
-    spared = 0
     changes = set(arguments.weights_changes)
-    if changes & {"--quantization", "-q", "--load-format"}:
-        spared = size - size // _QUANTIZED_PART
-    if engines > 1 and "--enable-expert-parallel" in changes:
-        # Experts are divided over the engines too.
-        spared = max(spared, size - size // engines)
-    changes -= {"--quantization", "-q", "--load-format", "--enable-expert-parallel"}
-    if changes:
-        return GpuWeights(size, size)
-    return GpuWeights(size - offloaded, min(spared, size - offloaded))
+    if changes - _MAKE_SMALLER - _DIVIDE_FURTHER:
+        return GpuWeights(size, spared=size)
+    kept = size - min(size, int(arguments.cpu_offload_gb * GIB))
+    parts = _QUANTIZED_PART if changes & _MAKE_SMALLER else 1
+    if changes & _DIVIDE_FURTHER:
+        parts *= engines
+    return GpuWeights(kept, spared=kept - kept // parts)
 
 
-def refuse_unclear_memory(arguments: EngineArguments) -> None:
+def refuse_unclear_memory(arguments: EngineArguments, environ: Mapping[str, str]) -> None:
     """Some options leave open how much room there is for a transfer buffer.
 
     A buffer that is taken from vLLM's share could then keep the engine from starting. A share that
@@ -114,6 +119,11 @@ def refuse_unclear_memory(arguments: EngineArguments) -> None:
     Raises:
         DeclinedError: such an option was given; the message says what to do.
     """
+    if environ.get(_PLAN_VARIABLE, "0") not in ("", "0"):
+        raise DeclinedError(
+            f"{_PLAN_VARIABLE} has vLLM take the size of its KV pool from an earlier start, which "
+            "may have had no transfer buffer beside it; remove it, or give --kv-cache-memory-bytes"
+        )
     if arguments.num_gpu_blocks_override is not None:
         raise DeclinedError(
             f"--num-gpu-blocks-override {arguments.num_gpu_blocks_override} gives vLLM's KV pool "
@@ -123,21 +133,26 @@ def refuse_unclear_memory(arguments: EngineArguments) -> None:
     if arguments.gpu_memory_utilization is not None or arguments.kv_cache_memory_bytes is not None:
         return
     remedy = "give --gpu-memory-utilization a share that leaves room for a transfer buffer"
+    if "--enable-expert-parallel" in arguments.weights_changes and not arguments.enforce_eager:
+        raise DeclinedError(
+            "--enable-expert-parallel: vLLM may reserve tens of GiB for CUDA graphs then "
+            f"(vLLM#45178, vLLM#53013), so its share of the GPU is not lowered; {remedy}"
+        )
     if arguments.memory_additions:
         raise DeclinedError(
             f"{' and '.join(arguments.memory_additions)}: how much of a GPU the engine takes then "
             f"is not known before it starts, so its share of the GPU is not lowered; {remedy}"
         )
-    if arguments.speculates and not _needs_no_draft_weights(arguments.value_changes):
+    if arguments.speculates and not _needs_no_draft_weights(arguments.draft):
         raise DeclinedError(
             "a draft model runs beside, whose memory is not known before the engine starts, so its "
             f"share of the GPU is not lowered; {remedy}"
         )
 
 
-def _needs_no_draft_weights(changes: Mapping[str, str]) -> bool:
+def _needs_no_draft_weights(draft: Mapping[str, str]) -> bool:
     method = None
-    for option, value in changes.items():
+    for option, value in draft.items():
         whole, _, path = option.partition(".")
         if whole not in ("--speculative-config", "-sc", "--spec-method"):
             continue

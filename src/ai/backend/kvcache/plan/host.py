@@ -80,6 +80,8 @@ def _available(need: HostNeed, request: HostRequest, pools: int, least: int) -> 
 
 def _notes(need: HostNeed, request: HostRequest, pools: int, size: int) -> tuple[str, ...]:
     """What to know of a size that does."""
+    if need.is_shared and not need.contexts and need.most_bytes is None:
+        return _part_notes(request, size)
     enough = need.contexts * request.context_bytes + need.enough_chunks * request.chunk_bytes
     if need.is_shared or size >= enough:
         return ()
@@ -87,6 +89,29 @@ def _notes(need: HostNeed, request: HostRequest, pools: int, size: int) -> tuple
         f"{gib(size * pools)} of host memory stage what is stored, and contexts may be stored in "
         f"part; with {-(-enough * pools * _PART // GIB)} GiB of memory for the session they are "
         "stored whole",
+    )
+
+
+def _part_notes(request: HostRequest, size: int) -> tuple[str, ...]:
+    """What to know where contexts pass through one memory of all ranks that any size will do for.
+
+    LMCache's server loads as many blocks of a context as there is room for, from its beginning on
+    (distributed/storage_controllers/prefetch_controller.py of 0.5.6).
+    """
+    context = request.ranks * request.context_bytes
+    if size >= context:
+        return ()
+    tokens = request.context_tokens * size // context
+    remedy = (
+        f"a cpu-tier of {-(-context // GIB)} GiB"
+        if request.total_bytes is not None
+        else f"{-(-context * _PART // GIB) + -(-request.besides_bytes // GIB)} GiB of memory for "
+        "the session"
+    )
+    return (
+        f"{gib(size)} of host memory are less than the longest context ({gib(context)}): of "
+        f"contexts above {tokens:,} tokens a part may be computed again; with {remedy} they are "
+        "loaded whole",
     )
 
 

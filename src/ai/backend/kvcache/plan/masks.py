@@ -9,18 +9,52 @@ from typing import Any
 
 _MASK = "***"
 
-#: An option such as --api-key, or a variable such as OPENAI_API_KEY.
-_OPTION = r"--(?:[\w-]+[-_])?(?:key|token|secret|password)"
-_VARIABLE = r"\b(?:\w+_)?(?:KEY|TOKEN|SECRET|PASSWORD)"
+#: What an option, a variable, a header or a field is called that holds a secret. Repetitions have
+#: bounds, so that long texts take no longer than they have to.
+_NAME = (
+    r"(?:[A-Za-z0-9]{1,40}[_.-]){0,8}(?:\w{0,40}api[_-]?keys?|key|token|secrets?|passwords?|passwd|"
+    r"passphrase|pass|credentials?|authorization|signature|sig)(?:[_-]id)?"
+)
 
-#: A word that is an option with its value.
-_WITH_VALUE = re.compile(rf"({_OPTION}=).*", re.DOTALL)
+#: One word of a shell's line: parts in quotes of all kinds, escaped characters and others. A quote
+#: without an end goes to the end of the line.
+_WORD = (
+    r"(?:\$?'(?:\\.|[^'\\])*'|'[^']*(?:'|\Z)|\\\"(?:(?!\\\").)*(?:\\\"|\Z)|"
+    r"\$?\"(?:\\.|[^\"\\])*(?:\"|\Z)|"
+    r"\\.|[^\s'\"\\;|&<>])+"
+)
+_BLANK = r"(?:\s|\\\n)"
 
-#: The same in a shell's line, which is one word as well.
-_IN_A_LINE = re.compile(rf"({_OPTION}(?:=|\s+)|{_VARIABLE}=)(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)")
+_FLAGS = re.DOTALL | re.IGNORECASE
 
-#: The name of a setting, as options and variables are called.
-_SECRET_NAME = re.compile(r"(?:[\w-]+[-_])?(?:key|token|secret|password)", re.IGNORECASE)
+#: Option with its values, which go on up to the next option.
+_OPTION_IN_A_LINE = re.compile(
+    rf"(--{_NAME}(?:=|{_BLANK}+))(?!-){_WORD}(?:{_BLANK}+(?!-){_WORD})*", _FLAGS
+)
+
+#: Assignments, parameters of addresses, and headers with or without the kind of authorization.
+_NAMED = re.compile(
+    rf"(?<![A-Za-z0-9_.-])({_NAME}(?:=|:\s*))(?:(?:bearer|basic|token)\s+)?{_WORD}", _FLAGS
+)
+_BEARER = re.compile(rf"(\bbearer{_BLANK}+){_WORD}", _FLAGS)
+
+#: A field of JSON, whose quotes may be escaped; its value may be a list.
+_FIELD = re.compile(
+    rf"((\\{{0,7}}[\"']){_NAME}\2\s*:\s*)"
+    r"(?:\[[^\]]*(?:\]|\Z)|(\\{0,7}[\"']).*?(?:\3|\Z)|[^\s,}\]]+)",
+    _FLAGS,
+)
+
+#: Who logs in by an address.
+_ADDRESS = re.compile(r"(\w://)[^\s/@'\"]+@")
+
+#: Keys of services that are known by their beginning.
+_KNOWN_KEY = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|nvapi-)[\w-]{8,}")
+
+_OPTION = re.compile(rf"--{_NAME}", re.IGNORECASE)
+_WITH_VALUE = re.compile(rf"((?:--)?{_NAME}=).*", _FLAGS)
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_LINE_FOLLOWS = re.compile(r"-\w*c")
 
 
 def masked(command: Sequence[str]) -> str:
@@ -29,15 +63,17 @@ def masked(command: Sequence[str]) -> str:
 
 
 def _masked_words(command: Sequence[str]) -> Iterator[str]:
-    is_value = False
+    is_value, is_line = False, False
     for word in command:
+        is_value = is_value and not word.startswith("-")
         if is_value:
             yield _MASK
-        elif whole := _WITH_VALUE.fullmatch(word):
+        elif not is_line and (whole := _WITH_VALUE.fullmatch(word)):
             yield whole[1] + _MASK
         else:
-            yield _IN_A_LINE.sub(rf"\1{_MASK}", word)
-        is_value = re.fullmatch(_OPTION, word) is not None
+            yield masked_line(word)
+        is_value = is_value or _OPTION.fullmatch(word) is not None
+        is_line = _LINE_FOLLOWS.fullmatch(word) is not None
 
 
 def masked_words(command: Sequence[str]) -> list[str]:
@@ -47,7 +83,9 @@ def masked_words(command: Sequence[str]) -> list[str]:
 
 def masked_line(line: str) -> str:
     """A shell's line, or a part of one, with the same values masked."""
-    return _IN_A_LINE.sub(rf"\1{_MASK}", line)
+    for pattern in (_FIELD, _OPTION_IN_A_LINE, _NAMED, _BEARER):
+        line = pattern.sub(rf"\1{_MASK}", line)
+    return _KNOWN_KEY.sub(_MASK, _ADDRESS.sub(rf"\1{_MASK}@", line))
 
 
 def masked_settings(value: Any) -> Any:

@@ -15,7 +15,8 @@ from ..model.parallel import GpuShare, Parallel
 from ..policy.request import BUFFER
 from ..policy.settings import Settings
 from ..sizes import MIB, gib
-from .budget import Budget, GpuRequest, default_utilization, divide, keep
+from .budget import divide, keep
+from .gpu import Budget, GpuRequest, default_utilization
 from .gpu_memory import (
     engine_load,
     host_bytes_besides,
@@ -106,7 +107,7 @@ def _divide_gpu(
         return None
     arguments, adapter, share = start.arguments, context.adapter, context.share
     if adapter.gpu_buffer:
-        refuse_unclear_memory(arguments)
+        refuse_unclear_memory(arguments, session.environ)
     weights = weights_on_gpu(arguments, share, context.engines, context.model.weights.total_bytes)
     default = default_utilization(context.versions.release_of("vllm"))
     request = GpuRequest(

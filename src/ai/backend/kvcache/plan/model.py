@@ -11,12 +11,13 @@ import attrs
 import xxhash
 from packaging.version import Version
 
-from ..errors import DeclinedError, ModelError, StartCommandError
+from ..errors import DeclinedError, ModelError
 from ..model.files import WEIGHT_SUFFIXES, list_model
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
 from ..model.overrides import override
 from ..model.source import ModelSource, find_config, read_config
+from ..model.watched import watches_length
 from ..model.weights import Weights, estimate_weights, weigh
 from ..model.widths import Widths, read_widths
 from .session import Located, Session
@@ -38,23 +39,17 @@ class Model:
     path: PurePosixPath
     """Its directory in the container."""
     widths: Widths = attrs.field(factory=Widths)
+    watches_length: bool = False
+    """Whether its layers compute otherwise with another longest length of a context."""
 
 
 def _model_directory(session: Session, start: EngineStart) -> PurePosixPath:
     """The model's directory in the container."""
     if start.arguments.model is not None:
-        base = session.service.model_path if session.service else PurePosixPath("/home/work")
-        return base / start.arguments.model
+        return start.directory / start.arguments.model
     if session.service is not None:
         return session.service.model_path
-    models = [m for m in session.mounts if m.is_model]
-    if len(models) != 1:
-        raise DeclinedError(
-            "the session has no model folder"
-            if not models
-            else "the session has several model folders and no start command that names one"
-        )
-    return models[0].container_path
+    raise DeclinedError("the session is no model service")
 
 
 def _locate_model(session: Session, inside: PurePosixPath) -> Located:
@@ -71,27 +66,6 @@ def _known_model(session: Session, inside: PurePosixPath) -> ModelSource | None:
     """What is known of a model whose files are not on this host. None: its files are read."""
     mount = session.mount_at(inside)
     return mount.known_model if mount and mount.container_path == inside else None
-
-
-def _changes(overrides: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
-    """What the arguments change of the model's configuration.
-
-    Raises:
-        StartCommandError: the overrides are no JSON object.
-    """
-    if not isinstance(overrides, str):
-        return overrides or {}
-    try:
-        changes = json.loads(overrides)
-    except (ValueError, RecursionError) as e:
-        raise StartCommandError(
-            f"the overrides of the model's configuration ({overrides[:40]}) are not valid JSON: {e}"
-        ) from e
-    if not isinstance(changes, dict):
-        raise StartCommandError(
-            f"the overrides of the model's configuration ({overrides[:40]}) are no JSON object"
-        )
-    return changes
 
 
 def _refuse_variables(session: Session, geometry: Geometry) -> None:
@@ -119,7 +93,7 @@ def _described(
     vllm: Version | None,
 ) -> Model:
     """The model as the engine is told to run it."""
-    changed = override(config, _changes(start.arguments.hf_overrides))
+    changed = override(config, start.arguments.hf_overrides)
     geometry = read_geometry(
         changed,
         file=config_name,
@@ -129,7 +103,13 @@ def _described(
     )
     _refuse_variables(session, geometry)
     return Model(
-        geometry, weights, fingerprint, config_name, path, read_widths(changed, config_name)
+        geometry,
+        weights,
+        fingerprint,
+        config_name,
+        path,
+        read_widths(changed, config_name),
+        watches_length(changed),
     )
 
 

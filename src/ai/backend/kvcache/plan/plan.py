@@ -10,7 +10,7 @@ import attrs
 
 from ..engine.adapter import MetricsEndpoint
 from ..folder.namespace import Namespace
-from .budget import Budget
+from .gpu import Budget
 
 #: The name of the plan in the session's configuration folder.
 PLAN_FILE = "plan.json"
@@ -45,10 +45,10 @@ class Plan:
     arguments: tuple[str, ...] = ()
     """What is added to the engine's command line."""
     add_by_hand: str | None = None
-    """The command to run where the plugin could not add the arguments itself."""
+    """The command to run in a session that starts no engine by itself."""
     metrics: tuple[MetricsEndpoint, ...] = ()
     refused: Mapping[str, str] = attrs.field(factory=dict)
-    """The ways that were considered and not taken: adapter → why not."""
+    """The ways that the session cannot go: adapter → why not."""
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
 

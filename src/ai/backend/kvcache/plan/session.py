@@ -48,6 +48,10 @@ class Gpus:
     count: int
     memory_bytes: int
     """Of the smallest; of a fractional GPU, the session's share."""
+    is_fraction: bool = False
+    """Whether it is a share of a GPU that others use too."""
+    model: str | None = None
+    """What their vendor calls them. None: not known."""
 
 
 @attrs.frozen
@@ -92,8 +96,6 @@ class Session:
     """What this host has for GPUDirect Storage. None: nobody has looked."""
     is_inference: bool = False
     """Whether it serves a model to others, by its type."""
-    is_settled: bool = False
-    """Start command and container cannot be changed any more, only environment and files."""
 
     def mount_at(self, path: PurePosixPath) -> Mount | None:
         """The mount that a path of the container lies in, the innermost if several."""

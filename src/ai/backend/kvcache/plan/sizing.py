@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,13 +12,11 @@ import xxhash
 
 from ..engine.adapter import EngineAdapter, EngineRequest, EngineSetup
 from ..engine.command import Program
-from ..engine.lmcache import CHUNK_TOKENS, CONFIG_VARIABLE
-from ..engine.select import Wish, adapter_named, candidates, select, summary
+from ..engine.lmcache import CONFIG_VARIABLE
+from ..engine.select import adapter_named, select, summary
 from ..engine.traits import Trait
 from ..engine.versions import (
     BUFFER_OPTIONS,
-    NEWEST,
-    Versions,
     check_lmcache,
     check_vllm,
     release_of,
@@ -29,56 +26,22 @@ from ..errors import DeclinedError, SizeError
 from ..folder.namespace import Namespace, namespace_of
 from ..model.fingerprint import fingerprint
 from ..model.geometry import Geometry, read_geometry
-from ..model.parallel import GpuShare, Parallel
-from ..model.source import ModelSource
+from ..model.parallel import GpuShare
 from ..model.weights import Weights, estimate_weights
 from ..model.widths import read_widths
-from ..policy.settings import DEFAULT_CONCURRENT_TRANSFERS, Settings
-from ..sizes import GIB, gib
-from .budget import Budget, GpuRequest, default_utilization, divide, keep, pool_bytes
+from ..policy.settings import Settings
+from ..sizes import gib
+from .budget import divide, keep
+from .gpu import Budget, GpuRequest, default_utilization, pool_bytes
 from .gpu_memory import overhead_of
 from .host import HostMemory, HostRequest, divide_host
 from .overhead import Overhead
+from .sizing_request import ASSUMED_MEMORY_BYTES, SizingRequest
 from .suitability import hybrid_note, refuse_geometry
 from .traits import geometry_traits
 
-#: Assumed where nobody says how much memory a GPU has.
-ASSUMED_MEMORY_BYTES = 80 * GIB
-
 #: Backend.AI's name of the GPUs that are planned for.
 _DEVICE = "cuda"
-
-
-@attrs.frozen
-class SizingRequest:
-    """Everything that a person can say about the sessions."""
-
-    model: ModelSource
-    parallel: Parallel = attrs.field(factory=Parallel)
-    gpus: int | None = None
-    """How many there are. None: as many as are needed."""
-    memory_bytes: int | None = None
-    """Of one GPU, or of the share of one. None: assumed."""
-    utilization: Decimal | None = None
-    """vLLM's share of a GPU without KV cache. None: its own default."""
-    pinned: bool = False
-    max_model_len: int | None = None
-    """None: the model's own."""
-    kv_cache_dtype: str = "auto"
-    weights_bytes: int | None = None
-    """Of the whole model. None: looked up or estimated."""
-    overhead_bytes: int | None = None
-    """Of one GPU, as somebody has measured it. None: estimated."""
-    concurrent_transfers: int = DEFAULT_CONCURRENT_TRANSFERS
-    context_tokens: int | None = None
-    """The length of the contexts that are counted in the pool. None: max_model_len."""
-    chunk_tokens: int = CHUNK_TOKENS
-    lmcache_version: str = NEWEST["lmcache"]
-    vllm_version: str = NEWEST["vllm"]
-
-    @property
-    def versions(self) -> Versions:
-        return Versions({"vllm": self.vllm_version, "lmcache": self.lmcache_version})
 
 
 @attrs.frozen
@@ -343,13 +306,6 @@ def _gpu(
     )
 
 
-def _passed_over(adapter: EngineAdapter, refused: Mapping[str, str]) -> tuple[str, ...]:
-    """Why the ways that come before the one that is taken are not."""
-    order = [way.adapter for way in candidates(Program.VLLM, _DEVICE, Wish())]
-    before = order[: order.index(adapter.name)]
-    return tuple(f"not {name}: {refused[name]}" for name in before if name in refused)
-
-
 def _beside(adapter: EngineAdapter, gpu: GpuRequest) -> int:
     return adapter.gpu_process_bytes + adapter.gpu_staged_chunks * gpu.chunk_bytes
 
@@ -388,6 +344,8 @@ def size(request: SizingRequest) -> Sizing:
         traits = geometry_traits(geometry) | {Trait.GPUS}
         if request.parallel.decode_context > 1:
             traits |= {Trait.CONTEXT_PARALLEL}
+        if request.is_fraction:
+            traits |= {Trait.FRACTION}
         selection = select(Program.VLLM, _DEVICE, request.versions, traits)
         refused.update(selection.refused)
         for adapter in (adapter_named(way.adapter) for way in selection.ways):
@@ -401,7 +359,6 @@ def size(request: SizingRequest) -> Sizing:
                 continue
             reasons = (
                 *budget.notes,
-                *_passed_over(adapter, refused),
                 *_notes(request, geometry, hybrid=hybrid),
             )
             return Sizing(

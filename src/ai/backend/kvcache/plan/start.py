@@ -22,29 +22,34 @@ from ..engine.arguments import (
     Dialect,
     EngineArguments,
     arguments_of_config,
+    certain_arguments,
+    connector_in,
     environment_arguments,
     extra_arguments,
     read_arguments,
+    without_config,
 )
-from ..engine.command import EngineCommand, Program, find_engine, without_config
+from ..engine.command import EngineCommand, Program, find_engine
 from ..engine.sglang import SGLANG
-from ..engine.vllm import VLLM
-from ..errors import StartCommandError
+from ..engine.vllm import DYNAMO, VLLM
+from ..errors import DeclinedError, StartCommandError
 from ..model.parallel import Parallel
-from .session import Session
+from ..policy.request import COMMAND
+from .masks import masked_line
+from .session import Service, Session
 
 #: The kernel runner puts the model's path in this token's place (ai.backend.common.config).
 _MODEL_PATH_TOKEN = "{model_path}"
 
-_MAX_CONFIG_BYTES = 2**20
+#: Where a person's shell begins.
+_INTERACTIVE_DIRECTORY = PurePosixPath("/home/work")
 
-#: The label by which an image says what it runs.
-_ENGINE_LABEL = "ai.backend.kvcache.engine"
+_MAX_CONFIG_BYTES = 2**20
 
 _DIALECTS: Mapping[Program, Dialect] = {
     Program.VLLM: VLLM,
     Program.SGLANG: SGLANG,
-    Program.DYNAMO: VLLM,
+    Program.DYNAMO: DYNAMO,
 }
 
 
@@ -52,14 +57,22 @@ _DIALECTS: Mapping[Program, Dialect] = {
 class EngineStart:
     """The engine's start as the user wrote it."""
 
-    program: Program
-    command: EngineCommand | None
-    """None: it is not certain what the start command runs."""
+    command: EngineCommand
     arguments: EngineArguments
-    config: Mapping[str, Any]
+    directory: PurePosixPath
+    """Where the engine's relative paths begin."""
+    config: Mapping[str, Any] = attrs.field(factory=dict)
     """The content of the user's own config file."""
-    lost: tuple[str, ...] = ()
-    """Arguments from variables that the command does not hand on to the engine."""
+
+    @property
+    def program(self) -> Program:
+        """What is started."""
+        return self.command.program
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Arguments from variables that the command does not hand on to the engine."""
+        return self.command.lost
 
 
 @attrs.frozen
@@ -70,10 +83,8 @@ class ChangedStart:
     environment: Mapping[str, str]
 
 
-def _read_config(session: Session, name: str) -> Mapping[str, Any]:
-    service = session.service
-    inside = (service.model_path if service else PurePosixPath("/home/work")) / name
-    located = session.locate(inside)
+def _read_config(session: Session, directory: PurePosixPath, name: str) -> Mapping[str, Any]:
+    located = session.locate(directory / name)
     if located is None:
         raise StartCommandError(
             f"--config {name} lies in no mounted folder, so it cannot be read here; put it into a "
@@ -102,52 +113,79 @@ def _behind_model(arguments: Sequence[str], inserted: Sequence[str]) -> list[str
     return [*arguments[:cut], *inserted, *arguments[cut:]]
 
 
-def _program_of(session: Session, command: EngineCommand | None) -> Program:
-    """What runs in the session, if anything that is known does."""
-    if command is not None:
-        return command.program
-    # Somebody starts it by hand, or by a script.
-    if (label := session.image.labels.get(_ENGINE_LABEL)) in list(Program):
-        return Program(label)
-    found = session.image.found.packages
-    return Program.SGLANG if "sglang" in found and "vllm" not in found else Program.VLLM
+def _uncertain(service: Service, environ: Mapping[str, str], why: str) -> DeclinedError:
+    """Says why a start command is left alone, and what to write in its place."""
+    texts = [*service.start_command, *(environ.get(name, "") for name in EXTRA_ARGUMENTS)]
+    if (connector := connector_in(texts)) is not None:
+        return DeclinedError(
+            f"{connector} is already given, so the user's own KV configuration is left alone; "
+            "remove it to let the plugin configure one"
+        )
+    return DeclinedError(
+        f"it is not certain how the start command runs an engine, because {why}, so the session is "
+        "left alone; let the start command itself run it, with all its options, such as: "
+        f"vllm serve {shlex.quote(str(service.model_path))} --tensor-parallel-size 1"
+    )
+
+
+def _service_of(session: Session) -> Service:
+    """What is started, by Backend.AI or by a person.
+
+    Raises:
+        DeclinedError: nothing says what a person is going to start.
+    """
+    if session.service is not None:
+        return session.service
+    if line := session.environ.get(COMMAND):
+        return Service(("bash", "-c", line), _INTERACTIVE_DIRECTORY)
+    raise DeclinedError(
+        "the session starts no engine by itself, and how one will be started in it is not known; "
+        "say it in a variable of the session, with all its options, such as: "
+        f"{COMMAND}='vllm serve /models --tensor-parallel-size 1'"
+    )
 
 
 def read_start(session: Session) -> EngineStart:
     """Reads the engine's start from all places that have a say in it.
 
     Raises:
-        StartCommandError: something in it cannot be understood.
+        DeclinedError: it is not certain what is started, or with which arguments.
+        StartCommandError: an argument cannot be understood.
     """
-    service = session.service
-    command = find_engine(service.start_command) if service else None
-    program = _program_of(session, command)
-    dialect = _DIALECTS[program]
-    appended = environment_arguments(session.environ)
-    model_path = str(service.model_path) if service else _MODEL_PATH_TOKEN
-    found = command.arguments(appended, session.environ) if command else appended
-    lost = tuple(appended) if command and not command.takes_appended else ()
-    written = [token.replace(_MODEL_PATH_TOKEN, model_path) for token in found]
+    service = _service_of(session)
+    # To what a person starts, Backend.AI adds nothing.
+    appended = environment_arguments(session.environ) if session.service else []
+    try:
+        command = find_engine(service.start_command, appended, session.environ)
+        dialect = _DIALECTS[command.program]
+        found = certain_arguments(command.arguments, dialect)
+    except StartCommandError as e:
+        raise _uncertain(service, session.environ, masked_line(str(e))) from e
+    written = [token.replace(_MODEL_PATH_TOKEN, str(service.model_path)) for token in found]
+    directory = service.model_path / command.directory
     arguments = read_arguments(written, dialect)
     if arguments.config_file is None:
-        return EngineStart(program, command, arguments, {}, lost)
-    config = _read_config(session, arguments.config_file)
-    arguments = read_arguments(_behind_model(written, arguments_of_config(config)), dialect)
-    return EngineStart(program, command, arguments, config, lost)
+        return EngineStart(command, arguments, directory)
+    config = _read_config(session, directory, arguments.config_file)
+    written = _behind_model(written, arguments_of_config(config))
+    return EngineStart(command, read_arguments(written, dialect), directory, config)
 
 
-def parallel_of(session: Session, start: EngineStart) -> tuple[Parallel, str]:
-    """(how the model is divided over GPUs, where that comes from).
+def with_own_environment(session: Session, start: EngineStart) -> Session:
+    """The session with what the start command itself puts into the engine's environment.
 
-    It is what the engine was told; where nobody knows how it will be started, one rank per GPU.
+    Backend.AI has read the variables of EXTRA_ARGUMENTS before the command runs.
     """
+    own = {n: v for n, v in start.command.environment.items() if n not in EXTRA_ARGUMENTS}
+    return attrs.evolve(session, environ={**session.environ, **own})
+
+
+def parallel_of(start: EngineStart) -> tuple[Parallel, str]:
+    """(how the model is divided over GPUs, where that comes from)."""
     told = start.arguments
     tensor, why = 1, "the engine's default"
     if told.tensor_parallel is not None:
         tensor, why = told.tensor_parallel, "as the engine is told"
-    elif start.command is None and session.gpus:
-        tensor = max(1, session.gpus.count // told.pipeline_parallel)
-        why = "assumed, one rank per GPU: no start command says it"
     return Parallel(tensor, told.pipeline_parallel, told.decode_context_parallel), why
 
 
@@ -157,7 +195,7 @@ def change_start(
     added: Sequence[str],
     model: str | None,
     run_by: PurePosixPath | None,
-) -> ChangedStart | None:
+) -> ChangedStart:
     """The start command with arguments added.
 
     Where a config file of the plugin's is among them, the user's own is part of it, and the engine
@@ -170,11 +208,9 @@ def change_start(
         model: what to serve in the place of the model that the command names. None: that one.
         run_by: a script of the plugin's that has to run the command.
 
-    Returns:
-        None where it is not certain what the command runs.
+    Raises:
+        StartCommandError: what has to be replaced stands in a variable.
     """
-    if start.command is None:
-        return None
     command = start.command.with_arguments(added, model)
     environment: dict[str, str] = {}
     for variable in EXTRA_ARGUMENTS if "--config" in added else ():

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import attrs
 import yaml
 
 from ..engine.adapter import EngineSetup
-from ..engine.command import Program
 from ..engine.vllm import CONFIG_ALONE_FILE, CONFIG_FILE
-from .budget import Budget
-from .masks import masked
+from .gpu import Budget
 from .model import Model
-from .session import Session
-from .start import ChangedStart, EngineStart
+from .start import EngineStart
 
 #: Where a session sees the files of its plan: Backend.AI mounts the kernel's configuration here.
 FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
@@ -24,13 +20,6 @@ FILES_DIRECTORY = PurePosixPath("/home/config/kvcache")
 #: The model under a path that is the same for all sessions, wherever it is mounted: LMCache's keys
 #: carry the path, and so do its file names, which may not become longer than 255 bytes.
 MODEL_LINK = "model"
-
-#: How a program is started by hand.
-_BY_HAND: Mapping[Program, Sequence[str]] = {
-    Program.VLLM: ("vllm", "serve", "MODEL"),
-    Program.SGLANG: ("python3", "-m", "sglang.launch_server", "--model-path", "MODEL"),
-    Program.DYNAMO: ("python3", "-m", "dynamo.vllm", "--model", "MODEL"),
-}
 
 
 @attrs.frozen
@@ -66,7 +55,7 @@ def tell(start: EngineStart, setup: EngineSetup, budget: Budget | None, model: M
     if budget and budget.utilization != budget.utilization_before:
         arguments += ["--gpu-memory-utilization", str(budget.utilization)]
     links: dict[str, str] = {}
-    if start.command is not None and start.command.names_model:
+    if start.command.names_model:
         links[MODEL_LINK] = str(model.path)
         if start.arguments.served_model_name is None:
             # Clients go on calling it what they called it.
@@ -74,13 +63,3 @@ def tell(start: EngineStart, setup: EngineSetup, budget: Budget | None, model: M
             arguments = ["--served-model-name", name, *arguments]
     run_by = None if setup.run_by is None else FILES_DIRECTORY / setup.run_by
     return Told(tuple(arguments), files, links, run_by)
-
-
-def add_by_hand(
-    session: Session, start: EngineStart, changed: ChangedStart | None, told: Told
-) -> str | None:
-    """What the user has to run, where the plugin cannot change what is run."""
-    if changed is not None:
-        return masked(changed.command) if session.is_settled else None
-    script = () if told.run_by is None else ("sh", str(told.run_by))
-    return shlex.join([*script, *_BY_HAND[start.program], *told.arguments])

@@ -7,7 +7,7 @@ in the trial's notes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from ..engine.adapter import Transport
 from ..engine.select import TRANSPORTS
 from ..errors import DeclinedError, KVCacheError, StartCommandError
+from ..folder.namespace import Namespace
 from ..policy.request import SWITCH, TRANSPORT
 from ..policy.settings import Settings, Sharing
 from .decide import Preparation, decide, without_kv_cache
@@ -50,11 +51,7 @@ class Trial:
             "namespace": plan.namespace and plan.namespace.name,
             "start_command": made.start_command and masked_words(made.start_command),
             "environment": {name: masked_line(value) for name, value in made.environment.items()},
-            "files": {
-                name: _masked_file(name, content)
-                for name, content in made.files.items()
-                if name != PLAN_FILE
-            },
+            "files": {name: _masked_file(name, text) for name, text in _files(made).items()},
             "links": dict(made.links),
             "shared_memory_bytes": made.shared_memory_bytes,
             "plan": plan.to_json(),
@@ -65,6 +62,11 @@ class Trial:
             document = _replaced(document, name, f"{ASSUMED}{name}")
             document = _replaced(document, seed, f"{ASSUMED}{seed}")
         return document
+
+
+def _files(preparation: Preparation) -> Mapping[str, str]:
+    """What the engine reads."""
+    return {name: text for name, text in preparation.files.items() if name != PLAN_FILE}
 
 
 def _masked_file(name: str, content: str) -> str:
@@ -102,12 +104,16 @@ def _check_command(command: Sequence[str]) -> None:
         )
 
 
-def _namespace_assumed(said: Description, settings: Settings) -> str | None:
+def _namespace_assumed(said: Description, settings: Settings, namespace: Namespace) -> str | None:
     """Why nobody can say which namespace a session would have; None where it is certain."""
     if not isinstance(said.model, Path):
         missing = "the model's weights, which are not here; give its whole directory to know it"
     elif settings.sharing is not Sharing.PROJECT:
         missing = f"the {settings.sharing} (sharing = {settings.sharing})"
+    elif namespace.description["made_on"] is not None:
+        missing = (
+            "the model of the GPUs and the image's name, on which the form of its files depends"
+        )
     else:
         return None
     return (
@@ -124,7 +130,8 @@ def _notes(preparation: Preparation) -> Iterator[str]:
             "whether the node has GPUDirect Storage is not known here; what a session gets on a "
             f"node without it, --env {TRANSPORT}={Transport.POSIX} shows: its namespace is another"
         )
-    if plan.metrics:
+    told = (*preparation.environment.values(), *_files(preparation).values())
+    if plan.metrics or any(SESSION_ID in text for text in told):
         yield (
             "addresses, ports and names of temporary files are each session's own; those shown "
             f"are of the session {SESSION_ID}"
@@ -148,7 +155,9 @@ def try_start(said: Description) -> Trial:
             raise DeclinedError(f"the session declines it: {SWITCH} = {said.environ[SWITCH]}")
         preparation = decide(session, entitlement.settings)
         if preparation.plan.namespace is not None:
-            assumed_because = _namespace_assumed(said, entitlement.settings)
+            assumed_because = _namespace_assumed(
+                said, entitlement.settings, preparation.plan.namespace
+            )
     except KVCacheError as e:
         # As an agent does.
         preparation = without_kv_cache(SESSION_ID, str(e))

@@ -80,7 +80,7 @@ DESCRIPTIONS = (
         "the buffer may not lower gpu_memory_utilization below this, such as 0.5",
     ),
     Description("storage-host", None, "where folders for projects are made, such as local:volume1"),
-    Description("folder-name", _DEFAULTS.folder_name, "what their names begin with"),
+    Description("folder-name", _DEFAULTS.folder_name, "what plans of sessions call the folder"),
     Description("folder-cap", None, "how large a KV folder may become, such as 2TiB"),
     Description("age-limit", None, "what was not used for so long may go, such as 30d"),
     Description(

@@ -10,7 +10,7 @@ It is one value in etcd, so that a reader never sees half of a change::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ import trafaret as t
 
 from .. import strict_json
 from ..errors import PolicyError
+from .place import Place
 from .settings import Mode, Settings, check_level, settings_of
 
 #: Below the plugin's own prefix in etcd.
@@ -37,6 +38,17 @@ PROJECTS = "projects"
 MAX_BYTES = 2**20
 
 type Fields = Mapping[str, Any]
+
+
+@attrs.frozen
+class NamedFolder:
+    """A KV folder that a policy names."""
+
+    kind: str | None
+    """RESOURCE_GROUPS or PROJECTS: what names it. None: the site."""
+    name: str
+    """The resource group's name, or the project's id."""
+    place: Place
 
 
 @attrs.frozen
@@ -66,6 +78,18 @@ class Policy:
             fields["mode"] = Mode.OFF
         return settings_of(fields)
 
+    def named_folders(self) -> Iterator[NamedFolder]:
+        """The folders that the site, resource groups and projects name."""
+        levels: tuple[tuple[str | None, Mapping[str, Fields]], ...] = (
+            (None, {"": self.site}),
+            (RESOURCE_GROUPS, self.resource_groups),
+            (PROJECTS, self.projects),
+        )
+        for kind, said in levels:
+            for name, fields in said.items():
+                if "folder" in fields:
+                    yield NamedFolder(kind, name, fields["folder"])
+
 
 def _problems(where: str, said: Mapping[str, Any], error: t.DataError) -> list[str]:
     reasons = error.as_dict()
@@ -86,7 +110,8 @@ def levels_of_kind(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return levels
 
 
-def _is_project(text: str) -> bool:
+def is_project_id(text: str) -> bool:
+    """Whether a text is an id as policies write those of projects."""
     try:
         return str(UUID(text)) == text
     except ValueError:
@@ -102,7 +127,7 @@ def check_policy(document: Any) -> Policy:
     if not isinstance(document, dict):
         raise PolicyError(f"a policy maps names to values, and {document!r:.100} does not")
     projects = levels_of_kind(document, PROJECTS)
-    if strange := [name for name in projects if not _is_project(name)]:
+    if strange := [name for name in projects if not is_project_id(name)]:
         raise PolicyError(f"{PROJECTS} are named by their ids, and {strange[0]!r} is none")
     resource_groups = levels_of_kind(document, RESOURCE_GROUPS)
     site = {k: v for k, v in document.items() if k not in (PROJECTS, RESOURCE_GROUPS)}

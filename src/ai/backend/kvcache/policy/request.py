@@ -18,6 +18,9 @@ SWITCH = "BACKENDAI_KVCACHE"
 #: The name of a mounted folder.
 FOLDER = "BACKENDAI_KVCACHE_FOLDER"
 
+#: The line by which a person is going to start the engine in a session that starts none by itself.
+COMMAND = "BACKENDAI_KVCACHE_COMMAND"
+
 #: GPU memory for transfers.
 BUFFER = "BACKENDAI_KVCACHE_BUFFER"
 

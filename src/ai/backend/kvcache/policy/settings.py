@@ -103,7 +103,7 @@ class Settings:
     """Where folders for projects are made."""
 
     folder_name: str = "kv-cache"
-    """What their names begin with; a part of the project's id follows."""
+    """What the plans of sessions call the folder that the policy names."""
 
     folder_cap_bytes: int | None = None
     """How large a KV folder may become. None: as large as its quota."""
@@ -184,7 +184,7 @@ def _floor(value: str) -> Decimal:
 
 
 def _folder_name(value: str) -> str:
-    # Backend.AI's names have 64 characters at most, and a dash and 8 digits of an id follow.
+    # People read it in plans and tables, as they read the names of VFolders.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,54}", value):
         raise ValueError("must be up to 55 letters, digits, dots and dashes")
     return value

@@ -39,6 +39,7 @@ class DynamoKvbm(EngineAdapter):
     hash_algorithm = "xxh3"
     hybrid_manager = False
     data_parallel = False
+    engine_bytes = True
     host_need = HostNeed(contexts=1, unit_bytes=_GB, is_shared=True, is_cache=True)
     own_variables = ("DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_DISK_CACHE_GB")
 

@@ -56,7 +56,6 @@ class LMCacheGds(EngineAdapter):
         most_bytes=_STAGING_BYTES,
         insists=False,
     )
-    key_variables = lmcache.KEY_VARIABLES
     own_variables = (lmcache.CONFIG_VARIABLE,)
 
     def storage_format(self, versions: Versions) -> str:

@@ -38,6 +38,11 @@ from ..vllm import CONFIG_ALONE_FILE, CONFIG_FILE
 #: hangs holds up the first request after it for about twice as long.
 MESSAGE_TIMEOUT_SECONDS = 20
 
+#: The same with GPUs. At start the server opens the KV cache of each rank, one after the other, and
+#: makes a context on each GPU for it; an engine that waits for that in vain ends
+#: (integration/vllm/vllm_multi_process_adapter.py, register_kv_caches).
+GPU_MESSAGE_TIMEOUT_SECONDS = 120
+
 #: How long the engine's start waits for the server's. Imports take a minute on a node that is busy
 #: loading models.
 START_TIMEOUT_SECONDS = 180
@@ -59,7 +64,6 @@ LAUNCHER_FILE = "with-server.sh"
 #: The first vLLM that takes LMCache's own class for the connector's name.
 _FIRST_OWN_CLASS = Version("0.22.0")
 
-
 #: The first LMCache whose class subclasses SupportsHMA.
 _FIRST_HYBRID = Version("0.5.0")
 
@@ -69,8 +73,9 @@ class _Release:
     """What the server is called with from one version on."""
 
     first: Version
-    transfer_on_gpus: tuple[str, str]
-    transfer_on_cpus: tuple[str, str]
+    transfer: tuple[str, str]
+    """How blocks come from the engine to the server. With GPUs only versions with "auto" are taken
+    (compatibility.py, server-preemption): the engine hands over its GPU memory there."""
     seals: bool
     """Whether it can keep blocks in a form that notices a changed byte."""
 
@@ -79,9 +84,9 @@ _ANY_TRANSFER = ("--supported-transfer-mode", "auto")
 
 #: Oldest first (multiprocess/config.py and distributed/serde/aesgcm.py of the versions named).
 _RELEASES = (
-    _Release(Version("0.4.6"), ("--transfer-mode", "gpu"), ("--transfer-mode", "non_gpu"), False),
-    _Release(Version("0.5.0"), _ANY_TRANSFER, _ANY_TRANSFER, seals=False),
-    _Release(Version("0.5.4"), _ANY_TRANSFER, _ANY_TRANSFER, seals=True),
+    _Release(Version("0.4.6"), ("--transfer-mode", "non_gpu"), seals=False),
+    _Release(Version("0.5.0"), _ANY_TRANSFER, seals=False),
+    _Release(Version("0.5.4"), _ANY_TRANSFER, seals=True),
 )
 
 #: Runs the command that it is given, with the server beside it that `serve` becomes. `exec` keeps
@@ -241,7 +246,9 @@ class LMCacheMultiProcess(EngineAdapter):
                 "kv_connector_extra_config": {
                     "lmcache.mp.host": f"tcp://{loopback.host}",
                     "lmcache.mp.port": loopback.ports[0],
-                    "lmcache.mp.mq_timeout": MESSAGE_TIMEOUT_SECONDS,
+                    "lmcache.mp.mq_timeout": (
+                        GPU_MESSAGE_TIMEOUT_SECONDS if request.on_gpus else MESSAGE_TIMEOUT_SECONDS
+                    ),
                 },
             },
             run_by=LAUNCHER_FILE,
@@ -278,7 +285,7 @@ class LMCacheMultiProcess(EngineAdapter):
             *("--chunk-size", str(request.chunk_tokens or self.chunk_tokens)),
             *("--l1-size-gb", size_gib, "--l1-init-size-gb", size_gib),
             *("--eviction-policy", "LRU", "--metrics-sample-rate", "1.0"),
-            *(release.transfer_on_gpus if request.on_gpus else release.transfer_on_cpus),
+            *release.transfer,
             *("--l2-adapter", json.dumps(storage)),
         ]
 

@@ -30,7 +30,6 @@ class LMCachePosix(EngineAdapter):
         chunks=lmcache.ENOUGH_STAGED_CHUNKS,
         enough_chunks=lmcache.ENOUGH_STAGED_CHUNKS,
     )
-    key_variables = lmcache.KEY_VARIABLES
     own_variables = (lmcache.CONFIG_VARIABLE,)
 
     def storage_format(self, versions: Versions) -> str:

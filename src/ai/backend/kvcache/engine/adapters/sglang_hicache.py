@@ -28,6 +28,7 @@ class SglangHiCache(EngineAdapter):
     hybrid_manager = True
     data_parallel = False
     needs_prefix_cache = True
+    engine_bytes = True
     # What is loaded takes half of the memory at most (managers/cache_controller.py). SGLang does
     # not start unless 10 GiB are left besides (pool_host/base.py); its own processes take some too.
     host_need = HostNeed(contexts=2, unit_bytes=_GB, is_cache=True, leave_bytes=20 * GIB)

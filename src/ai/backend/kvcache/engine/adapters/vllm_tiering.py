@@ -40,7 +40,7 @@ class VllmTiering(EngineAdapter):
     data_parallel = False
     # What is loaded goes through host memory.
     host_need = HostNeed(contexts=1, is_shared=True, is_cache=True)
-    key_variables = ("PYTHONHASHSEED",)
+    engine_bytes = True
 
     def storage_format(self, versions: Versions) -> str:
         return "vllm-fs-tier"

@@ -46,7 +46,6 @@ export const getSessions = async () => (await request('GET', '/kvcache/sessions'
 export const getPlan = async (id) =>
   Object.values((await request('GET', `/kvcache/sessions/${id}/plan`)).kernels)[0];
 
-/** All folders that the manager shows to the user. */
-export const listFolders = () => request('GET', '/folders');
-
-export const createFolder = (folder) => request('POST', '/folders', folder);
+/** Makes the folder of a project that only agents reach, or finds it; its place. */
+export const makeFolder = async (project, host) =>
+  (await request('POST', '/kvcache/folders', { project, host })).place;

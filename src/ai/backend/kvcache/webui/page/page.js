@@ -7,12 +7,12 @@ import {
   getPolicy,
   getProjects,
   getSessions,
+  makeFolder,
   patchPolicy,
 } from './api.js';
 import { html, nothing, render } from './lit-html.js';
 import { policyView } from './policy-view.js';
 import { projectsView } from './projects-view.js';
-import { provision } from './provision.js';
 import { sessionsView } from './sessions-view.js';
 import { text } from './texts.js';
 
@@ -132,17 +132,19 @@ class KVCachePage extends HTMLElement {
     return this.#write(field, () => ({ projects: { [project.id]: settings } }));
   }
 
-  async makeFolder(field, project) {
+  /**
+   * Gives a project a folder that only agents reach, in the place of the one that it has, if any.
+   *
+   * @param {?string} oldHost where the one is that it has
+   */
+  async makeFolder(field, project, oldHost = null) {
+    if (oldHost !== null && !confirm(text('replaceFolderWarning', { name: project.name }))) {
+      return;
+    }
     this.making = project.id;
-    const setting = (name, otherwise) =>
-      project.said[name] ?? this.policy.policy[name] ?? otherwise;
     await this.#write(field, async () => {
-      const place = await provision(
-        project.id,
-        setting('folder-name', 'kv-cache'),
-        setting('storage-host', null),
-      );
-      return { projects: { [project.id]: { folder: place } } };
+      const host = project.said['storage-host'] ?? this.policy.policy['storage-host'] ?? oldHost;
+      return { projects: { [project.id]: { folder: await makeFolder(project.id, host) } } };
     });
     this.making = null;
     this.#render();

@@ -43,21 +43,39 @@ function usage(folder) {
   `;
 }
 
+function makeButton(page, project, field, name, oldHost) {
+  return html`
+    <button
+      type="button"
+      ?disabled=${page.isBusy}
+      @click=${() => page.makeFolder(field, project, oldHost)}
+    >
+      ${page.making === project.id ? text('making') : text(name)}
+    </button>
+  `;
+}
+
 function folder(page, project) {
   const field = `${project.id}.folder`;
   const place = project.said.folder;
   if (place === undefined) {
     return html`
       <span class="note">${text('noFolder')}</span>
-      <button type="button" ?disabled=${page.isBusy} @click=${() => page.makeFolder(field, project)}>
-        ${page.making === project.id ? text('making') : text('makeFolder')}
-      </button>
-      ${outcome(page, field)}
+      ${makeButton(page, project, field, 'makeFolder', null)} ${outcome(page, field)}
     `;
   }
+  const host = place.split('/')[0];
+  const known = page.folders.get(project.id);
   return html`
-    <span class="place" title=${place}>${place.split('/')[0]}</span>
-    ${usage(page.folders.get(project.id))} ${outcome(page, field)}
+    <span class="place" title=${place}>${host}</span>
+    ${usage(known)}
+    ${known?.provisioned === false
+      ? html`
+          <span class="refusal">${text('reachableFolder')}</span>
+          ${makeButton(page, project, field, 'replaceFolder', host)}
+        `
+      : nothing}
+    ${outcome(page, field)}
   `;
 }
 

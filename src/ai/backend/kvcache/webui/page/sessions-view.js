@@ -111,7 +111,6 @@ function planView(plan) {
       </tbody>
     </table>
     ${plan.warnings?.map((warning) => html`<p class="verdict harms">${text('warning', { text: warning })}</p>`)}
-    ${plan.add_by_hand ? html`<p>${text('byHand', { text: plan.add_by_hand })}</p>` : nothing}
   `;
 }
 
