@@ -345,9 +345,12 @@ def storage_proxy_entry(name: str, address: str, secret: str) -> Iterator[str]:
     entry = f"volumes/proxies/{name}"
     etcd.put(f"{entry}/manager_api", address)
     etcd.put(f"{entry}/secret", secret)
-    yield f"{entry}/secret"
-    etcd.delete(f"{entry}/manager_api")
-    etcd.delete(f"{entry}/secret")
+    try:
+        yield f"{entry}/secret"
+    finally:
+        # With half an entry the manager does not start.
+        etcd.delete(f"{entry}/manager_api")
+        etcd.delete(f"{entry}/secret")
 
 
 @contextmanager

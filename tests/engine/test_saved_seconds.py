@@ -126,6 +126,5 @@ def test_is_what_the_clients_clock_tells(visits: Visits) -> None:
     cold, warm = visits.cold.answer, visits.warm.answer
     difference = cold.first_token_seconds - warm.first_token_seconds
     last = visits.warm.saved[-1]
-    print(cold.first_token_seconds, warm.first_token_seconds, visits.warm.saved, visits.mixed.saved)
     assert last is not None
     assert last == pytest.approx(difference, rel=0.4)

@@ -78,8 +78,9 @@ class TestFormats:
     def test_text_of_a_refusal(self, model: str) -> None:
         result = plan(model, "--vllm-version", "0.10.0", "--lmcache-version", "none", *SERVE)
         assert result.exit_code == 1
-        assert result.stdout.startswith("KV cache: no, because ")
-        assert "\nnot taken:\n  lmcache-gds: the image has no LMCache\n" in result.stdout
+        reason, *_ = result.stdout.splitlines()
+        assert reason.startswith("KV cache: no, because ")
+        assert "the image has no LMCache" in reason
         assert "start command" not in result.stdout.partition("assumed:")[0]
 
     def test_env(self, model: str) -> None:

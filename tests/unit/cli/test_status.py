@@ -43,7 +43,6 @@ PLAN: dict[str, Any] = {
     "budget": None,
     "environment": {"LMCACHE_GDS_PATH": "/kvcache/ns/808b"},
     "arguments": [],
-    "add_by_hand": None,
     "metrics": [],
     "decisions": [
         {"what": "folder", "value": "my-kv", "why": "mounted at /kvcache"},
@@ -199,18 +198,16 @@ class TestOne:
         manager.plans["id-of-tight"] = {"k": {**PLAN, "host_bytes": 20 * 2**30}}
         assert run("tight").stdout.endswith("raise cpu-tier from 20 GiB to 40 GiB\n")
 
-    def test_warnings_and_what_to_run(self, manager: Manager) -> None:
+    def test_refused_ways_and_warnings(self, manager: Manager) -> None:
         plan = {
             **PLAN,
             "refused": {"lmcache-mp": "the image has no LMCache"},
             "warnings": ["it is slow", "it is old"],
-            "add_by_hand": "vllm serve MODEL",
         }
         manager.plans["id-of-chat"] = {"k": plan}
         assert (
             "\n\nnot lmcache-mp: the image has no LMCache\n"
-            "warning: it is slow\nwarning: it is old\nrun by hand: vllm serve MODEL\n\n"
-            in run("chat").stdout
+            "warning: it is slow\nwarning: it is old\n\n" in run("chat").stdout
         )
 
     def test_main_kernel_comes_first(self, manager: Manager) -> None:

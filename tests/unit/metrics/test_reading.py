@@ -76,3 +76,8 @@ def test_bucket_without_bound(labels: str) -> None:
 def test_stores_of_a_server_that_does_not_say_what_is_under_way() -> None:
     page = "lmcache_mp_l2_store_submitted_objects_chunks_total 7\n"
     assert read_page(page).values == {"stores_begun": 7}
+
+
+def test_counters_of_lmcache_that_overflow() -> None:
+    line = "lmcache:num_retrieve_requests_total 1.7e308\n"
+    assert read_page(2 * line).values == {}

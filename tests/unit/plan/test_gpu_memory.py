@@ -41,6 +41,7 @@ def started(tmp_path: Path, data: Path) -> Decide:
         labels: dict[str, str] = LABELS,
         gpu_bytes: int = 80 * GIB,
         memory_bytes: int | None = 1024 * GIB,
+        gpu_model: str | None = None,
     ) -> Preparation:
         command = ("vllm", "serve", "{model_path}", "-tp", "8", *arguments)
         session = Session(
@@ -51,7 +52,7 @@ def started(tmp_path: Path, data: Path) -> Decide:
             ),
             environ=environ or {},
             image=Image("vllm", labels),
-            gpus=Gpus("cuda", 8, gpu_bytes),
+            gpus=Gpus("cuda", 8, gpu_bytes, model=gpu_model),
             service=Service(command, PurePosixPath("/models")),
             owner=Owner(),
             shared_memory_bytes=None,
@@ -227,6 +228,8 @@ class TestLoad:
         usual = overhead()
         assert overhead("--enforce-eager") < usual
         assert overhead("--max-num-seqs", "16") < usual
+        assert overhead(gpu_model="NVIDIA A100-SXM4-80GB") < usual
+        assert overhead(gpu_model="NVIDIA H100 80GB HBM3") == usual
         assert overhead("--max-num-batched-tokens", "65536") > usual
         assert overhead("--max-num-batched-tokens", "64k") > usual
         assert overhead(environ={"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}) < usual

@@ -83,6 +83,11 @@ class TestTerms:
         overhead = estimate(memory_gib=180, version="0.26.0", graphs=False)
         assert overhead.likely == (256 + 1472) * MIB + GIB // 2 + 180 * GIB // 100
 
+    def test_an_a100_has_the_smaller_batches(self) -> None:
+        # 80 GiB, and 256 sequences with 2,048 tokens: 32 MiB, and 256 x 128,256 x 10.
+        overhead = estimate(small_batches=True, graphs=False)
+        assert overhead.likely == 32 * MIB + 256 * 128_256 * 10 + GIB // 2 + 80 * GIB // 100
+
     def test_communication(self) -> None:
         alone, together = (
             estimate(graphs=False, sequences=512),

@@ -24,6 +24,8 @@ from ai.backend.kvcache.policy.policy import Policy, check_policy
 from ai.backend.kvcache.sizes import GIB
 
 KERNEL_ID = "5f0c2f3e-0000-4000-8000-000000000000"
+IMAGE = "cr.example.com/stable/engine:1"
+GPU_MODEL = "NVIDIA H100 80GB HBM3"
 SERVE = ("vllm", "serve", "/models")
 OLD = {"vllm": "0.20.2", "lmcache": "0.4.6"}
 
@@ -69,7 +71,7 @@ def agents(
             }
             for name, (host_path, kernel_path, permission, mode) in folders.items()
         ],
-        "image": {"canonical": "cr.example.com/stable/engine:1", "labels": {}},
+        "image": {"canonical": IMAGE, "labels": {}},
         "resource_slots": {"cpu": "8", "mem": str(256 * GIB)},
         "internal_data": {
             "model_definition": {
@@ -79,7 +81,7 @@ def agents(
         "session_type": "inference",
         "owner_project_id": "32a432e6-0000-4000-8000-000000000000",
     }
-    allotted = Gpus("cuda", gpus, 80 * GIB) if gpus else None
+    allotted = Gpus("cuda", gpus, 80 * GIB, model=GPU_MODEL) if gpus else None
     session = session_of(KERNEL_ID, config, environ, allotted)
     image = attrs.evolve(session.image, found=Versions(versions, is_complete=True))
     session = attrs.evolve(session, image=image)
@@ -157,11 +159,17 @@ class TestAsASession:
     ) -> None:
         real = agents(model, command, versions, 8, {})
         absent = {p: "none" for p in ("vllm", "lmcache") if p not in versions}
-        trial = tried(
-            *command, versions={**versions, **absent}, gpus=Decimal(8), memory_bytes=256 * GIB
-        )
+        described: dict[str, Any] = {
+            "versions": {**versions, **absent},
+            "gpus": Decimal(8),
+            "memory_bytes": 256 * GIB,
+        }
+        trial = tried(*command, **described)
         assert (trial["way"], real.plan.adapter) == (way, way)
         assert trial["namespace"].startswith("assumed-")
+        known = tried(*command, **described, image=IMAGE, gpu_model=GPU_MODEL)
+        assert real.plan.namespace is not None
+        assert known["namespace"] == real.plan.namespace.name
         assert any("the model of the GPUs and the image's name" in note for note in trial["notes"])
         assert trial["start_command"] == list(real.start_command or ())
         assert trial["refused"] == real.plan.refused

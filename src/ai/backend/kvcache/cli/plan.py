@@ -81,7 +81,8 @@ _SAID_BY_COMMAND: Mapping[str, str | None] = {
 
 #: Options that say something about a session with a start command.
 _OF_SESSION = (
-    "env", "mem", "shmem", "model_path", "setting", "sglang_version", "kvbm_version",
+    "env", "mem", "shmem", "image", "gpu_model", "model_path", "setting",
+    "sglang_version", "kvbm_version",
 )  # fmt: skip
 
 
@@ -161,6 +162,8 @@ class _WithStartCommand(click.Command):
     multiple=True,
     help="A variable of the session, for a start command. May be repeated.",
 )
+@click.option("--image", metavar="NAME", help="The session's image, by its whole name.")
+@click.option("--gpu-model", metavar="NAME", help="What nvidia-smi calls the GPUs.")
 @click.option("--mem", type=Size(), help="Host memory of the session, for a start command.")
 @click.option("--shmem", type=Size(), help="Size of its /dev/shm. [default: left to the plugin]")
 @click.option(

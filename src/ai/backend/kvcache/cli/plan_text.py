@@ -170,7 +170,7 @@ def _told(trial: Mapping[str, Any]) -> list[str]:
     links = [f"{name} -> {target}" for name, target in trial["links"].items()]
     others = [name for name in trial["files"] if name not in settings]
     return [
-        _section("start command", [shlex.join(command)]) if command else "start command: unchanged",
+        _section("start command", [shlex.join(command)]),
         _section("environment", [f"{k}={v}" for k, v in trial["environment"].items()]),
         *(
             _section(str(FILES_DIRECTORY / name), [text])
@@ -188,12 +188,14 @@ def trial_text(trial: Mapping[str, Any]) -> str:
     Args:
         trial: as programs get it.
     """
-    planned = trial["kv_cache"]
+    planned, reason = trial["kv_cache"], trial["reason"]
+    # The plan of a session with KV cache tells them by itself, and so do most reasons.
+    others = {} if planned else {n: why for n, why in trial["refused"].items() if why not in reason}
     parts = [
-        f"KV cache: {'yes,' if planned else 'no, because'} {trial['way' if planned else 'reason']}",
+        f"KV cache: {f'yes, {trial["way"]}' if planned else f'no, because {reason}'}",
         SessionPlan(trial["plan"]).text() if planned else "",
         *(_told(trial) if planned else ()),
-        _section("not taken", [f"{way}: {why}" for way, why in trial["refused"].items()]),
+        _section("not taken", [f"{way}: {why}" for way, why in others.items()]),
         _section("assumed", trial["notes"]),
     ]
     text = "\n\n".join(filter(None, parts))

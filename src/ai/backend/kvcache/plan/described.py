@@ -51,6 +51,10 @@ class Description:
     """How many; below 1, a share of one; 0: none. None: as many as the command needs."""
     gpu_memory_bytes: int | None = None
     """Of one whole GPU. None: assumed."""
+    gpu_model: str | None = None
+    """What their vendor calls them. None: not known."""
+    image: str | None = None
+    """Its whole name. None: not known."""
     memory_bytes: int | None = None
     """The session's limit of host memory."""
     shared_memory_bytes: int | None = None
@@ -166,7 +170,7 @@ def _gpus(
         notes.append(f"only {needed} of {count} GPUs are used, as the start command says")
     if said.gpu_memory_bytes is None:
         notes.append(f"{gib(ASSUMED_MEMORY_BYTES)} of memory per GPU are assumed")
-    return Gpus("cuda", count, memory, is_fraction=is_fraction), tuple(notes)
+    return Gpus("cuda", count, memory, is_fraction=is_fraction, model=said.gpu_model), tuple(notes)
 
 
 def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:
@@ -190,7 +194,7 @@ def described_session(said: Description) -> tuple[Session, tuple[str, ...]]:
             kernel_id=SESSION_ID,
             mounts=(kv_folder,),
             environ=said.environ,
-            image=Image("the image", {}, Versions(said.packages)),
+            image=Image(said.image or "the image", {}, Versions(said.packages)),
             gpus=None,
             service=Service(said.command, said.model_path or DEFAULT_MODEL_PATH),
             owner=Owner(),

@@ -36,8 +36,14 @@ _QUANTIZED_PART = 4
 _DIVIDE_FURTHER = frozenset({"--enable-expert-parallel"})
 
 
-def engine_load(arguments: EngineArguments, environ: Mapping[str, str]) -> EngineLoad:
-    """What decides over an engine's memory besides its model."""
+def engine_load(
+    arguments: EngineArguments, environ: Mapping[str, str], gpu_model: str | None
+) -> EngineLoad:
+    """What decides over an engine's memory besides its model.
+
+    Args:
+        gpu_model: what the GPUs' vendor calls them. None: not known.
+    """
     return EngineLoad(
         sequences=arguments.max_num_seqs,
         batched_tokens=arguments.max_num_batched_tokens,
@@ -45,6 +51,7 @@ def engine_load(arguments: EngineArguments, environ: Mapping[str, str]) -> Engin
         graphs_changed=bool(arguments.graph_changes),
         graphs_estimated=environ.get(_GRAPHS_VARIABLE, "1") != "0",
         speculates=arguments.speculates,
+        small_batches="a100" in (gpu_model or "").lower(),
     )
 
 

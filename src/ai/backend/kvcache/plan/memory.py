@@ -123,7 +123,7 @@ def _divide_gpu(
             share,
             session.gpus.memory_bytes,
             context.versions,
-            engine_load(arguments, session.environ),
+            engine_load(arguments, session.environ, session.gpus.model),
         ),
         concurrent_transfers=settings.concurrent_transfers,
         utilization=share_of(arguments, default),

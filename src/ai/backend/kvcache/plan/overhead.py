@@ -17,7 +17,7 @@ from ..model.widths import Widths
 from ..sizes import GIB, MIB
 
 #: vLLM chooses larger batches on GPUs with at least this much (engine/arg_utils.py,
-#: get_batch_defaults). It leaves out the A100, whose name is not known here.
+#: get_batch_defaults), but for the A100.
 _LARGE_GPU_BYTES = 70 * GIB
 
 #: The same for the GPUs for which it chooses the largest (from 0.26.0 on).
@@ -88,6 +88,8 @@ class EngineLoad:
     graphs_estimated: bool = True
     """Whether vLLM may leave room for them by itself."""
     speculates: bool = False
+    small_batches: bool = False
+    """Whether the GPU is an A100, for which vLLM leaves out the larger batches."""
 
 
 @attrs.frozen
@@ -187,7 +189,7 @@ def estimate_overhead(
     driver = memory_bytes // 100
     known = memory_bytes % GIB != 0
     large = memory_bytes >= _LARGE_GPU_BYTES
-    usual = _batch(memory_bytes, version, load, least=False)
+    usual = _batch(memory_bytes, version, load, least=load.small_batches)
     peak = _peak(widths, tensor, usual, version, load)
     least_peak = _peak(
         widths, tensor, _batch(memory_bytes, version, load, least=True), version, load

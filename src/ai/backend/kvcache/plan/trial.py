@@ -104,15 +104,21 @@ def _check_command(command: Sequence[str]) -> None:
         )
 
 
+def _is_known(said: Description) -> bool:
+    """Whether everything is said by which an engine chooses kernels and layouts."""
+    return said.image is not None and (said.gpu_model is not None or said.gpus == 0)
+
+
 def _namespace_assumed(said: Description, settings: Settings, namespace: Namespace) -> str | None:
     """Why nobody can say which namespace a session would have; None where it is certain."""
     if not isinstance(said.model, Path):
         missing = "the model's weights, which are not here; give its whole directory to know it"
     elif settings.sharing is not Sharing.PROJECT:
         missing = f"the {settings.sharing} (sharing = {settings.sharing})"
-    elif namespace.description["made_on"] is not None:
+    elif namespace.description["made_on"] is not None and not _is_known(said):
         missing = (
-            "the model of the GPUs and the image's name, on which the form of its files depends"
+            "the model of the GPUs and the image's name, on which the form of its files depends; "
+            "give them by --gpu-model and --image to know it"
         )
     else:
         return None
