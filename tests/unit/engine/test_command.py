@@ -42,7 +42,8 @@ LINK = "/home/config/kvcache/model"
 
 
 def read(row: Mapping[str, Any]) -> tuple[EngineCommand, list[str]]:
-    command = find_engine(row["command"], (), row.get("environ"))
+    # The agent hands commands over as tuples.
+    command = find_engine(tuple(row["command"]), (), row.get("environ"))
     return command, certain_arguments(command.arguments, DIALECTS[command.program])
 
 

@@ -65,11 +65,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Read in the manual pages of coreutils 9.1, util-linux 2.38, numactl 2.0.16, tini 0.19,
-#: dumb-init 1.2.5, uv 0.9, conda 25. What an option may change (another environment or directory,
-#: several processes, other packages) is left out, so a command with it is not certain.
+#: The options were compared with what the programs print of themselves (coreutils 9.1, util-linux
+#: 2.38, numactl 2.0.16, tini 0.19, dumb-init 1.2.5, catatonit 0.1.7, uv 0.13), but for those of
+#: conda, ddtrace-run, opentelemetry-instrument and poetry. An option that may change something
+#: (another environment or directory, several processes, other packages) is left out, so a command
+#: with it is not certain.
 _LAUNCHERS: Mapping[str, Launcher] = {
-    "catatonit": Launcher(_words("-P")),
+    "catatonit": Launcher(_words("-g")),
     "chrt": Launcher(_words("-a -b -f -i -o -r -R --batch --fifo --idle --other --rr"), operands=1),
     "command": Launcher(),
     "conda": Launcher(
@@ -98,10 +100,6 @@ _LAUNCHERS: Mapping[str, Launcher] = {
         )
     ),
     "poetry": Launcher(_words("-q --quiet"), subcommand="run"),
-    "prlimit": Launcher(
-        _words("-v --verbose"),
-        _words("-l --memlock -n --nofile -u --nproc -s --stack -c --core"),
-    ),
     "stdbuf": Launcher(with_value=_words("-i -o -e --input --output --error")),
     "taskset": Launcher(_words("-a -c --all-tasks --cpu-list"), operands=1),
     "time": Launcher(_words("-p")),
@@ -177,7 +175,7 @@ def _launcher_length(words: Sequence[str], assigned: dict[str, str]) -> int:
         return 0
     at = 1
     if launcher.subcommand is not None:
-        if words[1:2] != [launcher.subcommand]:
+        if len(words) < 2 or words[1] != launcher.subcommand:
             raise StartCommandError(f"{name} is understood with {launcher.subcommand} only")
         at = 2
     while at < len(words) and words[at].startswith("-"):

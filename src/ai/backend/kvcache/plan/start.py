@@ -44,6 +44,9 @@ _MODEL_PATH_TOKEN = "{model_path}"
 #: Where a person's shell begins.
 _INTERACTIVE_DIRECTORY = PurePosixPath("/home/work")
 
+#: Where model services have their model, unless the user says another place.
+_USUAL_MODEL = PurePosixPath("/models")
+
 _MAX_CONFIG_BYTES = 2**20
 
 _DIALECTS: Mapping[Program, Dialect] = {
@@ -113,19 +116,25 @@ def _behind_model(arguments: Sequence[str], inserted: Sequence[str]) -> list[str
     return [*arguments[:cut], *inserted, *arguments[cut:]]
 
 
-def _uncertain(service: Service, environ: Mapping[str, str], why: str) -> DeclinedError:
+def _example(session: Session, model: PurePosixPath) -> str:
+    """A start command that is understood, with one rank for each GPU of the session."""
+    ranks = session.gpus.count if session.gpus else 1
+    return f"vllm serve {shlex.quote(str(model))} --tensor-parallel-size {ranks}"
+
+
+def _uncertain(session: Session, service: Service, why: str) -> DeclinedError:
     """Says why a start command is left alone, and what to write in its place."""
-    texts = [*service.start_command, *(environ.get(name, "") for name in EXTRA_ARGUMENTS)]
+    texts = [*service.start_command, *(session.environ.get(name, "") for name in EXTRA_ARGUMENTS)]
     if (connector := connector_in(texts)) is not None:
         return DeclinedError(
             f"{connector} is already given, so the user's own KV configuration is left alone; "
             "remove it to let the plugin configure one"
         )
-    model = "/models" if service.model_path == _INTERACTIVE_DIRECTORY else service.model_path
+    model = _USUAL_MODEL if service.model_path == _INTERACTIVE_DIRECTORY else service.model_path
     return DeclinedError(
         f"it is not certain how the start command runs an engine, because {why}, so the session is "
         "left alone; let the start command itself run it, with all its options, such as: "
-        f"vllm serve {shlex.quote(str(model))} --tensor-parallel-size 1"
+        f"{_example(session, model)}"
     )
 
 
@@ -142,7 +151,7 @@ def _service_of(session: Session) -> Service:
     raise DeclinedError(
         "the session starts no engine by itself, and how one will be started in it is not known; "
         "say it in a variable of the session, with all its options, such as: "
-        f"{COMMAND}='vllm serve /models --tensor-parallel-size 1'"
+        f"{COMMAND}={shlex.quote(_example(session, _USUAL_MODEL))}"
     )
 
 
@@ -161,7 +170,7 @@ def read_start(session: Session) -> EngineStart:
         dialect = _DIALECTS[command.program]
         found = certain_arguments(command.arguments, dialect)
     except StartCommandError as e:
-        raise _uncertain(service, session.environ, masked_line(str(e))) from e
+        raise _uncertain(session, service, masked_line(str(e))) from e
     written = [token.replace(_MODEL_PATH_TOKEN, str(service.model_path)) for token in found]
     directory = service.model_path / command.directory
     arguments = read_arguments(written, dialect)
