@@ -165,7 +165,7 @@ class TestFirst:
     def test_what_vllm_counts(self, lives: Lives) -> None:
         values = lives.first.reading.values
         assert values["prompt_tokens"] == values["computed_tokens"] == PROMPT_TOKENS
-        assert values["folder_tokens"] == values["engine_tokens"] == 0
+        assert values["external_tokens"] == values["engine_tokens"] == 0
         assert values["requests"] == lives.first.reading.buckets[float("inf")] == 1
         # No more than the whole answer took.
         assert 0 < values["prefill_seconds"] < values["first_token_seconds"]
@@ -190,7 +190,7 @@ class TestSecond:
         interval = between(lives.first.reading, lives.second.reading, 60.0)
         counted = interval.counted
         assert counted["prompt_tokens"] == PROMPT_TOKENS
-        assert counted["folder_tokens"] == CHUNKS * CHUNK_TOKENS
+        assert counted["external_tokens"] == CHUNKS * CHUNK_TOKENS
         assert counted["computed_tokens"] == PROMPT_TOKENS - CHUNKS * CHUNK_TOKENS
         assert counted["requests"] == interval.buckets[float("inf")] == 1
         assert counted["loaded_bytes"] == CHUNKS * CHUNK_BYTES
