@@ -49,6 +49,7 @@ PLAN: dict[str, Any] = {
         {"what": "bytes_per_token", "value": 45056, "why": "read from config.json"},
     ],
     "refused": {},
+    "add_by_hand": None,
     "warnings": [],
 }
 WITHOUT = {**PLAN, "kv_cache": False, "no_kv_cache_because": "the session has no model folder"}
