@@ -40,11 +40,12 @@ PARAMETERS_TOLERANCE = 0.015
 UNSAID_TIE = "mistral-small-3.2-24b"
 
 
-#: Files that leave fields out, or have them otherwise than the catalog's models; of tests/data.
+#: Files that leave fields out, or have them otherwise than the catalog's models; of tests/data. Not
+#: among them are those of which vLLM builds no model here: IQuest Loop needs code from its own
+#: repository, and the trimmed file of LLaVA 1.5 lacks what its vision tower has to know.
 ODD = (
-    "command-r-v01", "deepseek-coder-6.7b", "gpt2-xl", "iquest-coder-40b-loop", "llava-1.5-7b",
-    "llava-1.6-mistral-7b", "mistral-7b-v0.2", "oddity-null-head-dim", "qwen1.5-32b",
-    "qwen3-yarn-128k", "r1-distill-qwen-14b",
+    "command-r-v01", "deepseek-coder-6.7b", "gpt2-xl", "llava-1.6-mistral-7b", "mistral-7b-v0.2",
+    "oddity-null-head-dim", "qwen1.5-32b", "qwen3-yarn-128k", "r1-distill-qwen-14b",
 )  # fmt: skip
 
 

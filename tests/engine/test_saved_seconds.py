@@ -28,8 +28,8 @@ from .session_container import prepared, running_session, session_of
 
 _PROMPT = long_prompt(3000, seed=7)
 _OTHER_PROMPT = long_prompt(1500, seed=8)
-_LOOK_SECONDS = 3.0
-#: A minute or so: a token takes from a tenth to a fifth of a second.
+_LOOK_SECONDS = 1.0
+#: From ten seconds to a minute: a token takes from 0.03 s on an idle machine to 0.2 s.
 _ANSWER_TOKENS = 300
 
 
@@ -123,8 +123,16 @@ def test_no_look_finds_that_loading_cost_time(visits: Visits) -> None:
 
 
 def test_is_what_the_clients_clock_tells(visits: Visits) -> None:
+    """The figure is a lower bound, and is there where the client's clock leaves no doubt.
+
+    The cost of a token is at least nine tenths of the cold first token over the whole prompt, and
+    loading took no longer than the warm first token. So the condition below means that computing
+    would have taken more than twice as long as loading, which is when the figure is given.
+    """
     cold, warm = visits.cold.answer, visits.warm.answer
     difference = cold.first_token_seconds - warm.first_token_seconds
     last = visits.warm.saved[-1]
-    assert last is not None
-    assert last == pytest.approx(difference, rel=0.4)
+    if cold.first_token_seconds > 4 * warm.first_token_seconds:
+        assert last is not None
+    if last is not None:
+        assert 0.5 * difference <= last <= 1.3 * difference

@@ -321,6 +321,16 @@ class TestFields:
         config = {"model_type": "omni", "thinker_config": {"text_config": LLAMA}}
         assert read_geometry(config).bytes_per_token == LLAMA_BYTES
 
+    @pytest.mark.parametrize(("whole", "part"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+    def test_dtype_of_the_whole_model_wins(self, whole: str, part: str) -> None:
+        # LLaVA 1.6 says float16 of the whole and bfloat16 of its language model: it runs in float16.
+        config = {
+            "model_type": "llava_next",
+            "torch_dtype": whole,
+            "text_config": {**LLAMA, "torch_dtype": part},
+        }
+        assert read_geometry(config).compute_dtype == whole
+
     def test_dtype_of_the_whole_model(self) -> None:
         inner = {k: v for k, v in LLAMA.items() if k != "torch_dtype"}
         config = {"model_type": "x", "torch_dtype": "float16", "text_config": inner}

@@ -63,6 +63,9 @@ LATENT_ONLY = frozenset({"fp8_ds_mla", "nvfp4_ds_mla"})
 def compute_dtype(fields: Fields, outer: Fields, requested: str) -> str:
     """What the model computes in: ``--dtype``, else its own, as vLLM's ``auto`` resolves it.
 
+    What a multimodal file says of the whole model wins over what it says of the part for text
+    (vLLM, transformers_utils/model_arch_config_convertor.py, get_torch_dtype).
+
     Raises:
         ModelError: the name is unknown.
     """
@@ -72,7 +75,7 @@ def compute_dtype(fields: Fields, outer: Fields, requested: str) -> str:
         name = next(
             (
                 str(f.values[field])
-                for f in (fields, outer)
+                for f in (outer, fields)
                 for field in ("dtype", "torch_dtype")
                 if f.has(field)
             ),
