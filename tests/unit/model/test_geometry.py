@@ -323,7 +323,7 @@ class TestFields:
 
     @pytest.mark.parametrize(("whole", "part"), [("float16", "bfloat16"), ("bfloat16", "float16")])
     def test_dtype_of_the_whole_model_wins(self, whole: str, part: str) -> None:
-        # LLaVA 1.6 says float16 of the whole and bfloat16 of its language model: it runs in float16.
+        # LLaVA 1.6 says float16 of the whole, bfloat16 of its language model, and runs in float16.
         config = {
             "model_type": "llava_next",
             "torch_dtype": whole,
