@@ -66,7 +66,7 @@ def test_a_line() -> None:
 #: Names by which people call secrets, and some of their beginnings.
 NAMES = st.sampled_from([
     "api-key", "api_key", "API_KEY", "OPENAI_API_KEY", "hf_token", "hf-token", "HF_TOKEN", "key",
-    "token", "AWS_SECRET_ACCESS_KEY", "aws_access_key_id", "db-password", "PASSWORD",
+    "token", "AWS_SECRET_ACCESS_KEY", "aws_access_key_id", "db-password", "PASSWORD", "PGPASSWORD",
     "client_secret", "x-api-key", "apikey", "ssl-keyfile-password",
 ])  # fmt: skip
 

@@ -12,7 +12,7 @@ _MASK = "***"
 #: What an option, a variable, a header or a field is called that holds a secret. Repetitions have
 #: bounds, so that long texts take no longer than they have to.
 _NAME = (
-    r"(?:[A-Za-z0-9]{1,40}[_.-]){0,8}(?:\w{0,40}api[_-]?keys?|key|token|secrets?|passwords?|passwd|"
+    r"(?:[A-Za-z0-9]{1,40}[_.-]){0,8}(?:\w{0,40}(?:api[_-]?keys?|token|secrets?|passwords?|passwd)|key|"
     r"passphrase|pass|credentials?|authorization|signature|sig)(?:[_-]id)?"
 )
 
