@@ -128,6 +128,15 @@ def start(client: Client, folders: Folders) -> Iterator[SessionStarter]:
         yield start
 
 
+#: Why a session that is to serve /models and has no folder there gets no KV cache.
+NO_MODEL_FOLDER = "the model '/models' is not in a folder mounted into the session"
+
+
+def started_by_hand(gpus: int = 1) -> dict[str, str]:
+    """What says how a person is going to start an engine in a session: a rank for each GPU."""
+    return {"BACKENDAI_KVCACHE_COMMAND": f"vllm serve /models --tensor-parallel-size {gpus}"}
+
+
 @contextmanager
 def session_starter(client: Client) -> Iterator[SessionStarter]:
     started: list[str] = []
@@ -142,10 +151,8 @@ def session_starter(client: Client) -> Iterator[SessionStarter]:
             return attempt(mounts, **options)
 
     def attempt(mounts: Mapping[str, str | None], **options: Any) -> RunningSession:
-        # What a person would start by hand: one rank for each GPU.
         gpus = (options.get("resources") or {}).get("cuda.device", 1)
-        command = f"vllm serve /models --tensor-parallel-size {gpus}"
-        environ = {"BACKENDAI_KVCACHE_COMMAND": command, **(options.pop("environ", None) or {})}
+        environ = {**started_by_hand(gpus), **(options.pop("environ", None) or {})}
         options = {**options, "environ": environ}
         session_id = client.start_session(f"test-{uuid.uuid4().hex[:8]}", mounts=mounts, **options)
         started.append(session_id)

@@ -30,6 +30,7 @@ from .conftest import (
     kv_mounts,
     running,
     session_starter,
+    started_by_hand,
 )
 from .projects import (
     OWN_PROJECT,
@@ -422,8 +423,9 @@ class TestFaults:
         def enqueue(*projects: str) -> list[str]:
             for project in projects:
                 name = f"auto-{uuid.uuid4().hex[:8]}"
+                environ = {**started_by_hand(), **ASKS}
                 enqueued.append(
-                    client.start_session(name, project=project, mounts=model, environ=ASKS)
+                    client.start_session(name, project=project, mounts=model, environ=environ)
                 )
             return enqueued[-len(projects) :]
 

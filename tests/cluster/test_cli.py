@@ -147,7 +147,7 @@ class TestSessionFlags:
             *("session", "create", SMALL_IMAGE, "--name", f"cli-{uuid.uuid4().hex[:8]}"),
             *("--enqueue-only", "-r", "cpu=1", "-r", "mem=512m"),
             *("-v", f"{folders.model}:/models", "--kv-cache", folders.kv),
-            *("--kv-cache-cpu", "64MiB"),
+            *("-e", "BACKENDAI_KVCACHE_COMMAND=vllm serve /models", "--kv-cache-cpu", "64MiB"),
             role="user",
         )
         found = re.search(r"Session ID ([0-9a-f-]{36}) is enqueued", done.stdout + done.stderr)

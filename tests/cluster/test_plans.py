@@ -20,7 +20,7 @@ from ai.backend.kvcache.cli.manager import get
 from devcluster import command, configuration, lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
-from .conftest import RunningSession, new_folders, session_starter
+from .conftest import NO_MODEL_FOLDER, RunningSession, new_folders, session_starter
 from .projects import OTHER_USER, find_project, project_admin
 
 SECRET = "s3cr3t-of-the-user"
@@ -92,7 +92,7 @@ class TestOwner:
 
     def test_sees_why_there_is_none(self, sessions: Sessions) -> None:
         text = status(sessions.without)
-        assert text.endswith("\n\nno KV cache because the session has no model folder\n")
+        assert text.endswith(f"\n\nno KV cache because {NO_MODEL_FOLDER}\n")
 
     def test_nothing_of_the_environment_is_in_it(self, sessions: Sessions) -> None:
         for session in (sessions.with_cache, sessions.without):

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from devcluster import command, configuration, etcd, lifecycle, settings
 from devcluster.client import Client, connect, wait_until
 
-from .conftest import Folders, RunningSession, SessionStarter, running
+from .conftest import (
+    NO_MODEL_FOLDER,
+    Folders,
+    RunningSession,
+    SessionStarter,
+    running,
+    started_by_hand,
+)
 
 #: Whatever the plugin ever sets.
 OURS = ("LMCACHE_", "BACKENDAI_KVCACHE_", "PYTHONHASHSEED", "VLLM_")
 
 #: Of GPUDirect Storage, on the host and in its containers.
 DEVICE, CUFILE = Path("/dev/nvidia-fs0"), Path("/etc/cufile.json")
+
+
+def set_by_us(environ: Iterable[str]) -> list[str]:
+    """Of a session's variables those of the plugin, and not of whoever started the session."""
+    return [n for n in environ if n.startswith(OURS) and n not in started_by_hand()]
 
 
 class TestFolder:
@@ -169,7 +181,7 @@ class TestSessionWithoutKVCache:
         session = start({folders.model: "/models"}, resources={"cuda.device": 1})
         assert not (session.config_dir / "kvcache").exists()
         for environ in (session.environ(), session.process_environ()):
-            assert [name for name in environ if name.startswith(OURS)] == []
+            assert set_by_us(environ) == []
         facts = session.inspect()
         assert [m for m in facts["Mounts"] if "kvcache" in m["Destination"]] == []
         # Docker's and Backend.AI's default of 64 MiB
@@ -184,12 +196,12 @@ class TestFaults:
         plan = session.plan()
         assert plan["kv_cache"] is False
         assert "mounted read-only" in plan["no_kv_cache_because"]
-        assert [n for n in session.environ() if n.startswith(OURS)] == []
+        assert set_by_us(session.environ()) == []
         assert list(folders.kv_path.iterdir()) == []
 
     def test_no_model_folder(self, start: SessionStarter, folders: Folders) -> None:
         session = start({folders.kv: "/kvcache"})
-        assert session.plan()["no_kv_cache_because"] == "the session has no model folder"
+        assert session.plan()["no_kv_cache_because"] == NO_MODEL_FOLDER
 
 
 class TestAtTheSameTime:
@@ -205,8 +217,13 @@ class TestAtTheSameTime:
                 "name": "test-at-once-gpus",
                 "mounts": folders.mounts,
                 "resources": {"cuda.device": 8},
+                "environ": started_by_hand(8),
             },
-            {"name": "test-at-once-cpus", "mounts": folders.mounts},
+            {
+                "name": "test-at-once-cpus",
+                "mounts": folders.mounts,
+                "environ": started_by_hand(),
+            },
         ]
         with ThreadPoolExecutor(2) as executor:
             ids = list(executor.map(create, wanted))
