@@ -32,8 +32,11 @@ def image_id(reference: str) -> str:
     return str(answer.items[0].id)
 
 
+START_COMMAND = ["bash", "-c", "vllm serve /models || sleep infinity"]
+
+
 def deployment(client: Client, folders: Folders) -> CreateDeploymentInput:
-    """As the WebUI's dialogs send it; with a command that goes on without an engine."""
+    """As the WebUI's dialogs send it; the command goes on where the image has no engine."""
     ids = {folder["name"]: str(uuid.UUID(folder["id"])) for folder in client.api.VFolder.list()}
     sent = {**SENT, "KV cache folder": folders.kv}
     values = [
@@ -56,7 +59,7 @@ def deployment(client: Client, folders: Folders) -> CreateDeploymentInput:
             "environ": {"entries": [{"name": "BACKENDAI_KVCACHE", "value": "off"}]},
             "runtime_variant_preset_values": values,
         },
-        "model_definition": {"models": [{"service": {"start_command": ["sleep", "infinity"]}}]},
+        "model_definition": {"models": [{"service": {"start_command": START_COMMAND}}]},
         "model_mount_config": {"vfolder_id": ids[folders.model], "mount_destination": "/models"},
         "extra_mounts": [{"vfolder_id": ids[folders.kv], "mount_destination": "/mnt/kv"}],
         "auto_activate": True,
