@@ -24,10 +24,10 @@ GROUPS: Mapping[str, str] = {"engine": "engines", "cluster": "cluster", "browser
 
 
 class PartScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a group's tests to one worker; all others to whoever has nothing to do."""
+    """Gives a group's tests to one worker; the files of all others to whoever has nothing to do."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return GROUPS.get(nodeid.split("/")[1], nodeid)
+        return GROUPS.get(nodeid.split("/")[1], nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
