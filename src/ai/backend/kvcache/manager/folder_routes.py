@@ -93,6 +93,9 @@ async def remove_folder(request: web.Request) -> web.Response:
 async def _check_unused(request: web.Request, place: Place, project: UUID) -> None:
     """Removing what is in use would make sessions' requests fail.
 
+    The manager knows the VFolders that it mounts. A session whose plan names another folder has one
+    that the policy gave to it, and that may be this one.
+
     Raises:
         FolderInUseError: the policy names the folder, or sessions of the project run with KV cache.
     """
@@ -107,7 +110,10 @@ async def _check_unused(request: web.Request, place: Place, project: UUID) -> No
     using = [
         str(session.id)
         for session in sessions
-        if any(plans.get(kernel, {}).get("kv_cache") for kernel in session.kernel_ids)
+        if any(
+            plan.get("kv_cache") and plan.get("folder") not in session.vfolders
+            for plan in (plans.get(kernel, {}) for kernel in session.kernel_ids)
+        )
     ]
     if using:
         raise FolderInUseError(

@@ -50,6 +50,8 @@ class RunningSession:
     project: str
     kernel_ids: tuple[str, ...]
     """The main one first."""
+    vfolders: frozenset[str]
+    """Names of the VFolders that the manager mounts into it."""
 
     @property
     def age(self) -> float | None:
@@ -82,6 +84,7 @@ async def running_sessions(db_session: AsyncSession) -> Sequence[RunningSession]
             SessionRow.user_uuid,
             UserRow.email,
             SessionRow.group_id,
+            SessionRow.vfolder_mounts,
             PROJECTS.c.name.label("project"),
         )
         .join(UserRow, UserRow.uuid == SessionRow.user_uuid)
@@ -101,6 +104,7 @@ async def running_sessions(db_session: AsyncSession) -> Sequence[RunningSession]
             project_id=row.group_id,
             project=row.project,
             kernel_ids=tuple(kernels.get(row.id, ())),
+            vfolders=frozenset(mount.name for mount in row.vfolder_mounts or ()),
         )
         for row in rows
     ]
