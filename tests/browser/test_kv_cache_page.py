@@ -262,6 +262,7 @@ class TestFromSwitchToFigures:
 
         resources = {**demo.RESOURCES, "mem": "5g"}
         service = demo.create_service(client, model, image, resources, folders={})
+        session: str | None = None
         try:
             url, session = demo.wait_for_service(client, service)
             demo.ask(url, long_prompt(demo.PROMPT_TOKENS, seed=11))
@@ -280,3 +281,6 @@ class TestFromSwitchToFigures:
             shoot(page, "plan")
         finally:
             client.delete_service(service)
+            if session is not None:
+                # The folder cannot go before it.
+                client.stop_session(session)
