@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,21 @@ from ai.backend.kvcache.model import fingerprint
 
 WEIGHT_FILES = 50
 WEIGHT_BYTES = 4 * 2**20
+
+_LABELS = {
+    "ai.backend.kvcache.engine-version": "0.32.0",
+    "ai.backend.kvcache.lmcache-version": "0.5.6",
+}
+_DEFINITION = {
+    "models": [
+        {
+            "model_path": "/models",
+            "service": {
+                "start_command": ["bash", "-c", "exec vllm serve /models -tp 1 2>&1 | tee log"]
+            },
+        }
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +90,17 @@ def create(
             computers={},
             kernel_config={
                 "mounts": mounts if with_kv_cache else mounts[:1],
-                "image": {"canonical": "image", "labels": {}},
+                "image": {"canonical": "image", "labels": _LABELS},
+                # The plugin changes the start command in its place.
+                "internal_data": {"model_definition": deepcopy(_DEFINITION)},
             },
         )
         method: Any = AbstractKernelCreationContext.mount_krunner
         loop.run_until_complete(method(context, SimpleNamespace(allocations={}), {}))
+        plan = tmp_path / context.kernel_id / "config" / "kvcache" / "plan.json"
+        # One that is declined takes no time, and says nothing.
+        assert plan.exists() is with_kv_cache
+        assert not with_kv_cache or json.loads(plan.read_text())["kv_cache"] is True
 
     yield create_kernel
     loop.run_until_complete(plugin.cleanup())
