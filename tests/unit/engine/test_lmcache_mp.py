@@ -228,8 +228,18 @@ class TestLauncher:
                 "if len(open(starts).read()) == 1: time.sleep(2); raise SystemExit\nwhile True:",
             )
         )
-        launcher.run("sleep", "12")
+        # A second stands for ten of the pause; all else takes its time.
+        slept, sleep = launcher.programs / "slept", launcher.programs / "sleep"
+        sleep.write_text(
+            f'#!/bin/sh\necho "$1" >> {slept}\n[ "$1" = 20 ] && exec /bin/sleep 2\n'
+            'exec /bin/sleep "$1"\n'
+        )
+        sleep.chmod(0o755)
+        launcher.run("sleep", "9")
         assert (launcher.programs / "starts").read_text() == "xx"
+        # LMCache's connector asks every 10 s and waits 10 s: one that finds the server there again
+        # before it has waited in vain would not register its KV cache with it.
+        assert "20" in slept.read_text().split()
 
     @pytest.mark.parametrize(
         ("command", "printed"),

@@ -47,8 +47,11 @@ GPU_MESSAGE_TIMEOUT_SECONDS = 120
 #: loading models.
 START_TIMEOUT_SECONDS = 180
 
-#: Before a server that has ended is started again, so that one that cannot live does no harm.
-_RESTART_PAUSE_SECONDS = 5
+#: Before a server that has ended is started again. LMCache's connector asks the server every 10 s
+#: whether it is there, and waits 10 s for the answer. Only where one such wait ends in vain does it
+#: register its KV cache again (integration/vllm/vllm_multi_process_adapter.py, HeartbeatThread).
+#: With a server that is there again sooner it would neither load nor store until it ends.
+_RESTART_PAUSE_SECONDS = 20
 
 #: The CUDA context and the kernels of one more process on a GPU: usually about half a GiB, read and
 #: not measured here.
